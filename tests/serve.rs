@@ -1,1 +1,21 @@
-fn main() {}
+//! The server, over real sockets, on the CPU: each endpoint next to what the library gives, each error, streams, limits and
+//! abuse.
+
+mod common;
+
+#[path = "serve/abuse.rs"]
+mod abuse;
+#[path = "serve/client.rs"]
+mod client;
+#[path = "serve/endpoints.rs"]
+mod endpoints;
+#[path = "serve/errors.rs"]
+mod errors;
+#[path = "serve/guard.rs"]
+mod guard;
+#[path = "serve/program.rs"]
+mod program;
+#[path = "serve/server.rs"]
+mod server;
+#[path = "serve/streams.rs"]
+mod streams;

@@ -171,11 +171,14 @@ impl Answers {
         Ok(answers)
     }
 
-    /// Gives the engine as many of the answers that wait as it takes.
+    /// Gives the engine the answers that wait, one after the other: the next one when those before have begun. So a request has
+    /// one place in the queue, however many answers it asks for.
     fn submit(&mut self, may_wait: bool) -> Result<(), ApiError> {
-        while let Some(next) = self.waiting.front() {
+        while let Some(next) = self.waiting.front()
+            && self.running.iter().all(|answer| answer.latest.is_some())
+        {
             let stream = match self.decoder.engine.submit(next.request.clone()) {
-                Err(Error::Busy { .. }) if may_wait || !self.running.is_empty() => return Ok(()),
+                Err(Error::Busy { .. }) if may_wait => return Ok(()),
                 stream => stream?,
             };
             let Some(Waiting { index, reading, .. }) = self.waiting.pop_front() else { break };

@@ -1,8 +1,11 @@
 //! Connections: so many at a time, each with a limit on the time and the size of headers, with TLS or without.
 
+use std::io;
 use std::net::TcpListener as StdListener;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -13,10 +16,10 @@ use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, Sleep, interval, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use super::app::App;
@@ -63,7 +66,7 @@ pub async fn run(
     tls: Option<Tls>,
     router: Router,
     end: impl Future<Output = ()>,
-) -> std::io::Result<()> {
+) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let rooms = Arc::new(Semaphore::new(app.limits.connections));
     let graceful = GracefulShutdown::new();
@@ -126,6 +129,68 @@ async fn serve(
         .header_read_timeout(limits.header_time)
         .max_headers(limits.headers)
         .max_header_size(limits.header_bytes)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(
+            TokioIo::new(Impatient { stream, most: limits.write_time, waiting: None }),
+            TowerToHyperService::new(router),
+        );
     let _ = watcher.watch(connection).await;
+}
+
+/// A stream whose other end has to read within some time, so that nobody holds a connection by reading nothing.
+struct Impatient<S> {
+    stream: S,
+    most: Duration,
+    /// Since there was no room.
+    waiting: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S: Unpin> Impatient<S> {
+    fn within<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        write: impl FnOnce(Pin<&mut S>, &mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        let written = write(Pin::new(&mut self.stream), context);
+        if written.is_ready() {
+            self.waiting = None;
+            return written;
+        }
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(self.most)));
+        match waiting.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, into)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.within(context, |stream, context| stream.poll_write(context, bytes))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.within(context, |stream, context| stream.poll_write_vectored(context, bytes))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.within(context, |stream, context| stream.poll_flush(context))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.within(context, |stream, context| stream.poll_shutdown(context))
+    }
 }

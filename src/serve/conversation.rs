@@ -129,18 +129,6 @@ pub fn message_of(message: &Json, param: &str) -> Result<Message, ApiError> {
     let object = message.as_object().ok_or_else(|| ApiError::invalid(param, Some(message), "an object with a role"))?;
     let path = format!("{param}.");
     let fields = Fields::within(object, &path);
-    fields.only(&[&[
-        "role",
-        "content",
-        "tool_calls",
-        "tool_call_id",
-        "name",
-        "refusal",
-        "reasoning_content",
-        "function_call",
-        "audio",
-        "annotations",
-    ]])?;
     let role = fields.some_text("role")?;
     for field in ["function_call", "audio"] {
         if fields.get(field).is_some() {

@@ -15,6 +15,8 @@ pub struct Limits {
     pub header_time: Duration,
     /// How long a client may take for a request's body.
     pub body_time: Duration,
+    /// How long a client may leave an answer unread whose parts it has no room for.
+    pub write_time: Duration,
     /// Connections at a time. Further ones wait until one ends.
     pub connections: usize,
     /// Tokens of an answer; none but the context's if `None`.
@@ -44,6 +46,7 @@ impl Default for Limits {
             headers: 100,
             header_time: Duration::from_secs(10),
             body_time: Duration::from_secs(30),
+            write_time: Duration::from_secs(30),
             connections: 512,
             max_tokens: None,
             answer_time: Duration::from_secs(600),

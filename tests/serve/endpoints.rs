@@ -1,0 +1,453 @@
+//! What endpoints answer, next to what the library gives.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use base64::Engine as _;
+use serde_json::{Value as Json, json};
+use tilewright::chat::{ChatOptions, ChatTemplate, Message};
+use tilewright::engine::EngineOptions;
+use tilewright::serve::{KeepOptions, ModelSpec, ServerOptions};
+use tilewright::{Device, GenerateOptions, Model};
+
+use super::client::{done, get, post};
+use super::common::{block_on, collect};
+use super::server::{embedder, load_story, own, reranker, shared, start};
+
+const PROMPT: &str = "Once upon a time there was a dragon.";
+
+fn messages() -> Json {
+    json!([{"role": "user", "content": PROMPT}])
+}
+
+/// What the model says without a server: text and tokens.
+fn told(is_chat: bool, options: &GenerateOptions) -> (String, Vec<u32>) {
+    let model = Model::builtin(&Device::cpu()).unwrap();
+    let ids = match is_chat {
+        true => {
+            let template = ChatTemplate::known("chatml").unwrap();
+            template
+                .encode(model.tokenizer().unwrap(), &[Message::new("user", PROMPT)], &ChatOptions::default())
+                .unwrap()
+        }
+        false => model.encode(PROMPT).unwrap(),
+    };
+    let mut session = model.session().unwrap();
+    let (ids, text, _) = collect(&mut session.generate_ids(&ids, options).unwrap());
+    (text, ids)
+}
+
+fn drawn(seed: u64) -> GenerateOptions {
+    GenerateOptions { max_tokens: 12, temperature: 1.0, seed, ..GenerateOptions::default() }
+}
+
+#[test]
+fn chats_are_the_models_own_whole_and_streamed() {
+    let asked = json!({
+        "model": "story", "messages": messages(), "max_tokens": 12, "seed": 7, "n": 2, "logprobs": true, "top_logprobs": 3,
+    });
+    let whole = done(shared(), "/v1/chat/completions", asked.clone()).json();
+    assert_eq!((&whole["object"], &whole["model"]), (&json!("chat.completion"), &json!("story")));
+    for (index, choice) in whole["choices"].as_array().unwrap().iter().enumerate() {
+        let (text, ids) = told(true, &drawn(7 + index as u64));
+        assert_eq!(choice["message"]["content"], json!(text));
+        assert_eq!((&choice["index"], &choice["finish_reason"]), (&json!(index), &json!("length")));
+        let tokens = choice["logprobs"]["content"].as_array().unwrap();
+        assert_eq!(tokens.len(), ids.len());
+        for token in tokens {
+            let top = token["top_logprobs"].as_array().unwrap();
+            assert_eq!(top.len(), 3);
+            assert!(
+                top[0]["logprob"].as_f64().unwrap() >= token["logprob"].as_f64().unwrap() && top[0]["bytes"].is_array()
+            );
+        }
+    }
+    let usage = &whole["usage"];
+    assert_eq!(usage["completion_tokens"], json!(24));
+    assert_eq!(usage["total_tokens"].as_u64().unwrap(), 24 + usage["prompt_tokens"].as_u64().unwrap());
+    assert!(usage["prompt_tokens_details"]["cached_tokens"].is_u64());
+
+    let mut streamed = asked;
+    streamed["stream"] = true.into();
+    streamed["stream_options"] = json!({"include_usage": true});
+    let chunks = done(shared(), "/v1/chat/completions", streamed).events();
+    for choice in whole["choices"].as_array().unwrap() {
+        let mine: Vec<&Json> =
+            chunks.iter().filter_map(|c| c["choices"].get(0)).filter(|c| c["index"] == choice["index"]).collect();
+        assert_eq!(mine[0]["delta"]["role"], json!("assistant"));
+        let text: String = mine.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+        assert_eq!(json!(text), choice["message"]["content"]);
+        assert_eq!(mine.last().unwrap()["finish_reason"], choice["finish_reason"]);
+        assert!(mine.iter().rev().skip(1).all(|choice| choice["finish_reason"].is_null()));
+        let tokens: Vec<&Json> =
+            mine.iter().filter_map(|choice| choice["logprobs"]["content"].as_array()).flatten().collect();
+        assert_eq!(json!(tokens), choice["logprobs"]["content"]);
+    }
+    let last = chunks.last().unwrap();
+    assert_eq!((&last["choices"], &last["usage"]["total_tokens"]), (&json!([]), &usage["total_tokens"]));
+    assert!(chunks.iter().rev().skip(1).all(|chunk| chunk["usage"].is_null() && chunk["id"] == last["id"]));
+}
+
+#[test]
+fn texts_are_continued_from_texts_and_tokens() {
+    let ask = |more: Json| {
+        let mut asked = json!({"model": "plain", "prompt": PROMPT, "max_tokens": 12, "temperature": 0});
+        asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        done(shared(), "/v1/completions", asked).json()
+    };
+    let greedy = GenerateOptions::greedy(12);
+    let (text, ids) = told(false, &greedy);
+    let plain = ask(json!({"logprobs": 2}));
+    let choice = &plain["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!(text), &json!("length")));
+    let logprobs = &choice["logprobs"];
+    assert_eq!(logprobs["tokens"].as_array().unwrap().len(), ids.len());
+    assert_eq!(
+        logprobs["tokens"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect::<String>().trim(),
+        text.trim()
+    );
+    let offsets: Vec<u64> = logprobs["text_offset"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+    assert!(offsets[0] == 0 && offsets.is_sorted() && logprobs["top_logprobs"][0].as_object().unwrap().len() == 2);
+
+    let model = Model::builtin(&Device::cpu()).unwrap();
+    let prompt_ids = model.encode(PROMPT).unwrap();
+    let several = ask(json!({"prompt": [prompt_ids, prompt_ids], "n": 2, "echo": true}));
+    let choices = several["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 4);
+    assert!(choices.iter().all(|choice| choice["text"] == json!(format!("{PROMPT}{text}"))), "{several}");
+    assert_eq!(several["usage"]["prompt_tokens"].as_u64().unwrap(), 2 * prompt_ids.len() as u64);
+
+    // Tokens of a stop text are not the answer's.
+    let stop = &text[10..14];
+    let stopped = ask(json!({"stop": [stop], "logprobs": 0}));
+    let choice = &stopped["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!(text[..text.find(stop).unwrap()]), &json!("stop")));
+    let tokens = choice["logprobs"]["tokens"].as_array().unwrap().len();
+    assert!((tokens as u64) < stopped["usage"]["completion_tokens"].as_u64().unwrap());
+    let chunks = done(
+        shared(),
+        "/v1/completions",
+        json!({"model": "plain", "prompt": PROMPT, "stream": true, "temperature": 0, "max_tokens": 12}),
+    )
+    .events();
+    assert_eq!(chunks.iter().map(|c| c["choices"][0]["text"].as_str().unwrap()).collect::<String>(), text);
+    let banned = ask(json!({"logit_bias": {"300": 100}, "max_tokens": 3, "logprobs": 0}));
+    let tokens = banned["choices"][0]["logprobs"]["tokens"].as_array().unwrap();
+    assert!(tokens.iter().all(|token| *token == tokens[0]), "{tokens:?}");
+}
+
+fn sun() -> Json {
+    json!({
+        "name": "sun",
+        "description": "Whether it shines.",
+        "parameters": {
+            "type": "object",
+            "properties": {"day": {"type": "integer", "minimum": 1, "maximum": 7}, "place": {"enum": ["Rome", "Oslo"]}},
+            "required": ["day", "place"],
+            "additionalProperties": false,
+        },
+    })
+}
+
+fn is_call(arguments: &Json) -> bool {
+    let fits = (1..=7).contains(&arguments["day"].as_i64().unwrap_or(0));
+    fits && ["Rome", "Oslo"].contains(&arguments["place"].as_str().unwrap_or_default())
+}
+
+#[test]
+fn tools_are_called_by_their_schemas_and_answers_match_theirs() {
+    let asked = json!({
+        "model": "story", "messages": messages(), "seed": 3, "max_tokens": 200, "reasoning_effort": "none",
+        "tools": [{"type": "function", "function": sun()}], "tool_choice": "required", "parallel_tool_calls": false,
+    });
+    let whole = done(shared(), "/v1/chat/completions", asked.clone()).json();
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["finish_reason"], json!("tool_calls"), "{whole}");
+    let call = &choice["message"]["tool_calls"][0];
+    let arguments: Json = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    assert!(call["function"]["name"] == "sun" && is_call(&arguments), "{call}");
+    let mut streamed = asked.clone();
+    streamed["stream"] = true.into();
+    let chunks = done(shared(), "/v1/chat/completions", streamed).events();
+    let calls: Vec<&Json> = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"].get("tool_calls")).collect();
+    assert_eq!((calls.len(), &calls[0][0]["index"]), (1, &json!(0)));
+    assert_eq!(calls[0][0]["function"], call["function"]);
+
+    // The answer to what the tool gave. Two calls of one conversation have names of their own.
+    let mut conversation = messages();
+    let result = json!({"role": "tool", "tool_call_id": call["id"], "content": "It does."});
+    conversation.as_array_mut().unwrap().extend([choice["message"].clone(), result]);
+    let mut next = asked;
+    next["messages"] = conversation;
+    next["tool_choice"] = json!({"type": "function", "function": {"name": "sun"}});
+    let next = done(shared(), "/v1/chat/completions", next).json();
+    assert_ne!(next["choices"][0]["message"]["tool_calls"][0]["id"], call["id"]);
+
+    for format in [
+        json!({"type": "json_schema", "json_schema": {"name": "sun", "strict": true, "schema": sun()["parameters"]}}),
+        json!({"type": "json_object"}),
+    ] {
+        let asked =
+            json!({"model": "story", "messages": messages(), "seed": 3, "max_tokens": 100, "response_format": format});
+        let answer = done(shared(), "/v1/chat/completions", asked).json();
+        let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+        match format["type"] == "json_schema" {
+            true => assert!(is_call(&serde_json::from_str(text).unwrap()), "{text}"),
+            false => assert!(text.starts_with('{'), "{text}"),
+        }
+    }
+}
+
+#[test]
+fn responses_are_the_same_whole_and_as_events() {
+    let asked = json!({
+        "model": "story", "instructions": "Tell a story.", "input": [{"role": "user", "content": [{"type": "input_text", "text": PROMPT}]}],
+        "max_output_tokens": 12, "temperature": 0,
+    });
+    let whole = done(shared(), "/v1/responses", asked.clone()).json();
+    assert_eq!(
+        (&whole["status"], &whole["incomplete_details"]["reason"]),
+        (&json!("incomplete"), &json!("max_output_tokens"))
+    );
+    let text = &whole["output"][0]["content"][0]["text"];
+    assert!(!text.as_str().unwrap().is_empty());
+    let events = events_of(asked);
+    assert_eq!(events[0]["type"], json!("response.created"));
+    let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+    assert_eq!(json!(deltas.map(|event| event["delta"].as_str().unwrap()).collect::<String>()), *text);
+    let last = &events.last().unwrap();
+    assert_eq!(
+        (&last["type"], &last["response"]["output"][0]["content"]),
+        (&json!("response.incomplete"), &whole["output"][0]["content"])
+    );
+    assert_eq!(last["response"]["usage"], whole["usage"]);
+
+    let mut tool = sun();
+    tool["type"] = "function".into();
+    let asked = json!({"model": "story", "input": PROMPT, "tools": [tool], "tool_choice": "required", "reasoning": {"effort": "none"}, "parallel_tool_calls": false});
+    let called = done(shared(), "/v1/responses", asked.clone()).json();
+    let call = &called["output"][0];
+    assert_eq!(
+        (&called["status"], &call["type"], &call["name"]),
+        (&json!("completed"), &json!("function_call"), &json!("sun"))
+    );
+    assert!(is_call(&serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap()));
+    let events = events_of(asked);
+    assert!(events.iter().any(|event| event["type"] == "response.function_call_arguments.done"));
+    let done_items: Vec<&Json> = events.iter().filter(|event| event["type"] == "response.output_item.done").collect();
+    assert_eq!(
+        json!(done_items.iter().map(|event| &event["item"]).collect::<Vec<_>>()),
+        events.last().unwrap()["response"]["output"]
+    );
+    // A call and what it gave as the next input.
+    let output = json!({"type": "function_call_output", "call_id": call["call_id"], "output": "It does."});
+    let input = json!([{"role": "user", "content": PROMPT}, call, output]);
+    let schema = json!({"format": {"type": "json_schema", "name": "sun", "schema": sun()["parameters"]}});
+    let next = done(shared(), "/v1/responses", json!({"model": "story", "input": input, "text": schema})).json();
+    assert!(
+        is_call(&serde_json::from_str(next["output"][0]["content"][0]["text"].as_str().unwrap()).unwrap()),
+        "{next}"
+    );
+}
+
+/// Events of a response, each with its own name and number.
+fn events_of(mut asked: Json) -> Vec<Json> {
+    asked["stream"] = true.into();
+    let answer = done(shared(), "/v1/responses", asked);
+    let text = answer.text();
+    let events = text.split("\n\n").filter(|event| !event.is_empty()).enumerate().map(|(at, event)| {
+        let (name, data) = event.split_once('\n').unwrap();
+        let data: Json = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(name.strip_prefix("event: ").unwrap(), data["type"]);
+        assert_eq!(data["sequence_number"], json!(at));
+        data
+    });
+    events.collect()
+}
+
+#[test]
+fn vectors_and_scores_are_the_encoders_own() {
+    let texts = ["A dragon.", "The sun shines in Rome.", "Two knights rode out."];
+    let want = block_on(embedder().unwrap().embed(&texts)).unwrap();
+    let answer = done(shared(), "/v1/embeddings", json!({"model": "nomic", "input": texts})).json();
+    let floats = |list: &Json| list.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect::<Vec<_>>();
+    let got: Vec<f32> = answer["data"].as_array().unwrap().iter().flat_map(|one| floats(&one["embedding"])).collect();
+    assert_eq!(got, want);
+    let encoder = embedder().unwrap();
+    let n: usize = texts.iter().map(|text| encoder.encode(text).unwrap().ids.len()).sum();
+    assert_eq!(answer["usage"], json!({"prompt_tokens": n, "total_tokens": n}));
+    let coded =
+        done(shared(), "/v1/embeddings", json!({"model": "nomic", "input": texts[0], "encoding_format": "base64"}))
+            .json();
+    let bytes = base64::prelude::BASE64_STANDARD.decode(coded["data"][0]["embedding"].as_str().unwrap()).unwrap();
+    let first: Vec<f32> = bytes.chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
+    assert_eq!(first, want[..encoder.dims() as usize]);
+    let ollama = done(shared(), "/api/embed", json!({"model": "nomic:latest", "input": texts})).json();
+    let got: Vec<f32> = ollama["embeddings"].as_array().unwrap().iter().flat_map(&floats).collect();
+    assert_eq!(got, want);
+
+    // More than are computed at a time.
+    let documents: Vec<String> = (0..70).map(|at| format!("{} {at}", texts[at % 3])).collect();
+    let want = block_on(reranker().unwrap().rank("Where does the sun shine?", &documents)).unwrap();
+    let asked = json!({"model": "bert", "query": "Where does the sun shine?", "documents": documents, "top_n": 5, "return_documents": true});
+    let answer = done(shared(), "/v1/rerank", asked).json();
+    let results = answer["results"].as_array().unwrap();
+    assert_eq!(results.len(), 5);
+    for (got, want) in results.iter().zip(want) {
+        assert_eq!(
+            (got["index"].as_u64().unwrap() as usize, got["relevance_score"].as_f64().unwrap() as f32),
+            (want.index, want.score)
+        );
+        assert_eq!(got["document"]["text"], json!(documents[want.index]));
+    }
+}
+
+#[test]
+fn ollamas_clients_are_answered() {
+    let options = json!({"temperature": 0, "num_predict": 12, "num_ctx": 256});
+    let (text, _) = told(true, &GenerateOptions::greedy(12));
+    let chat = json!({"model": "story", "messages": messages(), "options": options});
+    let lines = done(shared(), "/api/chat", chat.clone()).lines();
+    assert_eq!(lines.iter().map(|line| line["message"]["content"].as_str().unwrap()).collect::<String>(), text);
+    let last = lines.last().unwrap();
+    assert_eq!(
+        (&last["done"], &last["done_reason"], &last["eval_count"]),
+        (&json!(true), &json!("length"), &json!(12))
+    );
+    assert!(
+        lines.iter().rev().skip(1).all(|line| line["done"] == false) && last["total_duration"].as_u64().unwrap() > 0
+    );
+    let mut whole = chat;
+    whole["stream"] = false.into();
+    assert_eq!(done(shared(), "/api/chat", whole.clone()).json()["message"]["content"], json!(text));
+    whole["tools"] = json!([{"type": "function", "function": sun()}]);
+    whole["format"] = sun()["parameters"].clone();
+    whole["options"] = json!({"seed": 1});
+    let formed = done(shared(), "/api/chat", whole).json();
+    assert!(is_call(&serde_json::from_str(formed["message"]["content"].as_str().unwrap()).unwrap()));
+
+    let generate = json!({"model": "story", "prompt": PROMPT, "options": options, "stream": false});
+    assert_eq!(done(shared(), "/api/generate", generate.clone()).json()["response"], json!(text));
+    let mut raw = generate;
+    raw["raw"] = true.into();
+    assert_eq!(
+        done(shared(), "/api/generate", raw).json()["response"],
+        json!(told(false, &GenerateOptions::greedy(12)).0)
+    );
+
+    let tags = get(shared(), "/api/tags").json();
+    let names: Vec<&Json> = tags["models"].as_array().unwrap().iter().map(|model| &model["name"]).collect();
+    assert_eq!(json!(names), json!(["story", "plain", "nomic", "bert"]));
+    assert!(get(shared(), "/api/version").json()["version"].is_string());
+    let shown = done(shared(), "/api/show", json!({"model": "nomic"})).json();
+    assert_eq!(shown["capabilities"], json!(["embedding"]));
+    assert_eq!(get(shared(), "/api/ps").json()["models"].as_array().unwrap().len(), 4);
+    let missing = post(shared(), "/api/chat", &json!({"model": "none", "messages": messages()}));
+    assert_eq!((missing.status, missing.json()["error"].is_string()), (404, true));
+}
+
+#[test]
+fn models_are_loaded_and_unloaded() {
+    let loads: Arc<[AtomicUsize; 2]> = Arc::default();
+    let spec = |at: usize, name: &str| {
+        let loads = loads.clone();
+        ModelSpec::new(name, 1, move || {
+            loads[at].fetch_add(1, Ordering::Relaxed);
+            load_story(&EngineOptions { max_sequences: 1, ..EngineOptions::default() }, None)
+        })
+    };
+    let loaded = || [0, 1].map(|at| loads[at].load(Ordering::Relaxed));
+    let keep = KeepOptions { max_loaded: Some(1), idle: None, lazy: true };
+    let server = start(vec![spec(0, "a"), spec(1, "b")], ServerOptions { keep, ..ServerOptions::default() });
+    assert_eq!(loaded(), [0, 0]);
+    let ask =
+        |model: &str| done(server.address, "/v1/completions", json!({"model": model, "prompt": "A", "max_tokens": 1}));
+    let status = |model: &str| get(server.address, &format!("/v1/models/{model}")).json()["status"].clone();
+    ask("a");
+    ask("a");
+    assert_eq!((loaded(), status("a"), status("b")), ([1, 0], json!("loaded"), json!("unloaded")));
+    ask("b");
+    assert_eq!((loaded(), status("a"), status("b")), ([1, 1], json!("unloaded"), json!("loaded")));
+    assert_eq!(post(server.address, "/v1/models/b/unload", &json!({})).json()["status"], json!("unloaded"));
+    assert_eq!(post(server.address, "/v1/models/a/load", &json!({})).json()["status"], json!("loaded"));
+    assert_eq!(loaded(), [2, 1]);
+    // As Ollama's clients say it: not at all after this request, and at once.
+    done(
+        server.address,
+        "/api/generate",
+        json!({"model": "a", "prompt": "A", "keep_alive": 0, "options": {"num_predict": 1}}),
+    );
+    assert_eq!(status("a"), json!("unloaded"));
+    assert_eq!(
+        done(server.address, "/api/generate", json!({"model": "a", "keep_alive": "5m"})).json()["done_reason"],
+        json!("load")
+    );
+    assert_eq!(
+        done(server.address, "/api/generate", json!({"model": "a", "keep_alive": 0})).json()["done_reason"],
+        json!("unload")
+    );
+    assert_eq!((loaded(), status("a")), ([3, 1], json!("unloaded")));
+}
+
+#[test]
+fn a_model_that_nobody_uses_is_unloaded() {
+    let server = own(|_, options| {
+        options.keep = KeepOptions { idle: Some(Duration::from_millis(10)), ..KeepOptions::default() }
+    });
+    let n_loaded = || get(server.address, "/health").json()["loaded"].clone();
+    for _ in 0..2 {
+        while n_loaded() != 0 {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        done(server.address, "/v1/completions", json!({"model": "story", "prompt": "A", "max_tokens": 1}));
+    }
+}
+
+#[test]
+fn measures_and_the_document_tell_of_the_endpoints() {
+    let server = own(|_, _| ());
+    done(
+        server.address,
+        "/v1/completions",
+        json!({"model": "story", "prompt": "A", "max_tokens": 5, "temperature": 0}),
+    );
+    post(server.address, "/v1/completions", &json!({}));
+    get(server.address, "/nowhere");
+    let answer = get(server.address, "/metrics");
+    assert!(answer.header("content-type").unwrap().starts_with("application/openmetrics-text"));
+    let text = answer.text();
+    for line in [
+        r#"tilewright_http_requests_total{endpoint="/v1/completions",status="200"} 1"#,
+        r#"tilewright_http_requests_total{endpoint="/v1/completions",status="400"} 1"#,
+        r#"tilewright_http_requests_total{endpoint="other",status="404"} 1"#,
+        r#"tilewright_tokens_total{model="story",kind="generated"} 5"#,
+        r#"tilewright_time_to_first_token_seconds_count{model="story"} 1"#,
+        r#"tilewright_time_between_tokens_seconds_count{model="story"} 4"#,
+        r#"tilewright_engine_submitted_total{model="story"} 1"#,
+        r#"tilewright_queue_length{model="story"} 0"#,
+        r#"tilewright_model_loaded{model="story"} 1"#,
+        "# EOF",
+    ] {
+        assert!(text.lines().any(|own| own == line), "{line} in {text}");
+    }
+    let weights =
+        text.lines().find(|line| line.starts_with(r#"tilewright_memory_bytes{model="story",kind="weights"}"#)).unwrap();
+    assert!(weights.rsplit(' ').next().unwrap().parse::<u64>().unwrap() > 1 << 20, "{weights}");
+
+    let document = get(server.address, "/openapi.json").json();
+    assert_eq!(document["openapi"], json!("3.1.0"));
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for method in methods.as_object().unwrap().keys() {
+            let path = path.replace("{name}", "story");
+            let answer = super::client::send(
+                server.address,
+                &method.to_uppercase(),
+                &path,
+                &[("content-type", "application/json")],
+                b"{}",
+            );
+            assert!(![404, 405].contains(&answer.status), "{method} {path}: {answer:?}");
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! What is wrong with a request is told with its status, its code and the field at fault.
+
+use serde_json::{Value as Json, json};
+
+use super::client::{get, post, request, send};
+use super::server::shared;
+
+fn is_refused(path: &str, body: Json, status: u16, code: &str, param: Json, says: &str) {
+    let answer = post(shared(), path, &body);
+    let told = answer.json();
+    let error = &told["error"];
+    let short: String = body.to_string().chars().take(200).collect();
+    assert_eq!(answer.status, status, "{path} {short}: {told}");
+    assert_eq!((&error["code"], &error["param"]), (&json!(code), &param), "{path} {short}: {told}");
+    assert!(error["message"].as_str().unwrap().contains(says), "{path} {short}: {told}");
+    assert_eq!(answer.header("x-should-retry"), Some("false"));
+}
+
+/// A request in order, with a field changed.
+fn with(base: &Json, field: &str, value: Json) -> Json {
+    let mut changed = base.clone();
+    changed[field] = value;
+    changed
+}
+
+#[test]
+fn fields_of_chats_are_checked() {
+    let base = json!({"model": "story", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
+    let long = "a story ".repeat(600);
+    let tool = |function: Json| json!([{"type": "function", "function": function}]);
+    let values: Vec<(&str, Json, Json, &str)> = vec![
+        ("n", json!(1_000_000_000), json!("n"), "1 to 128"),
+        ("n", json!(-1), json!("n"), "whole number"),
+        ("n", json!(1.5), json!("n"), "1.5"),
+        ("temperature", json!(-0.1), json!("temperature"), "from 0 to 2"),
+        ("temperature", json!("hot"), json!("temperature"), "\"hot\""),
+        ("top_p", json!(2), json!("top_p"), "from 0 to 1"),
+        ("top_p", json!(0), json!("top_p"), "above 0"),
+        ("top_k", json!(1u64 << 63), json!("top_k"), "whole number"),
+        ("min_p", json!(-1), json!("min_p"), "from 0 to 1"),
+        ("seed", json!(-5), json!("seed"), "whole number"),
+        ("presence_penalty", json!(3), json!("presence_penalty"), "-2 to 2"),
+        ("frequency_penalty", json!(1e300), json!("frequency_penalty"), "-2 to 2"),
+        ("max_tokens", json!(-1), json!("max_tokens"), "whole number"),
+        ("max_completion_tokens", json!("many"), json!("max_completion_tokens"), "whole number"),
+        ("stop", json!([""]), json!("stop"), "none of them empty"),
+        ("stop", json!(vec!["x"; 100_000]), json!("stop"), "a list of 100000"),
+        ("stop", json!(5), json!("stop"), "texts"),
+        ("logit_bias", json!({"01": 1}), json!("logit_bias"), "\"01\""),
+        ("logit_bias", json!({"5": 101}), json!("logit_bias[\"5\"]"), "-100 to 100"),
+        ("logit_bias", json!([1]), json!("logit_bias"), "an object"),
+        (
+            "logit_bias",
+            (0..100_000).map(|id| (id.to_string(), json!(1))).collect::<serde_json::Map<_, _>>().into(),
+            json!("logit_bias"),
+            "at most",
+        ),
+        ("logit_bias", json!({"999999": 1}), json!("logit_bias"), "token ids below"),
+        ("stream", json!("yes"), json!("stream"), "true or false"),
+        ("stream_options", json!(1), json!("stream_options"), "an object"),
+        ("stream_options", json!({"include_usage": 1}), json!("stream_options.include_usage"), "true or false"),
+        ("top_logprobs", json!(3), json!("top_logprobs"), "logprobs is not true"),
+        ("messages", json!("Hi"), json!("messages"), "a list"),
+        ("messages", json!([]), json!("messages"), "one message or more"),
+        ("messages", json!([5]), json!("messages[0]"), "an object with a role"),
+        ("messages", json!([{"content": "x"}]), json!("messages[0].role"), "missing"),
+        ("messages", json!([{"role": "user", "content": 5}]), json!("messages[0].content"), "a text"),
+        ("messages", json!([{"role": "assistant", "tool_calls": [{}]}]), json!("messages[0].tool_calls[0]"), "a call"),
+        (
+            "messages",
+            json!([{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}]),
+            json!("messages[0].tool_calls[0].function.arguments"),
+            "JSON",
+        ),
+        ("tools", json!({}), json!("tools"), "a list of tools"),
+        ("tools", tool(json!({"description": "x"})), json!("tools[0].function.name"), "missing"),
+        ("tool_choice", json!("always"), json!("tool_choice"), "\"auto\""),
+        ("tool_choice", json!("required"), json!("tool_choice"), "no tools"),
+        ("parallel_tool_calls", json!(1), json!("parallel_tool_calls"), "true or false"),
+        ("reasoning_effort", json!("huge"), json!("reasoning_effort"), "minimal"),
+        ("response_format", json!({"type": "yaml"}), json!("response_format"), "json_schema"),
+        ("response_format", json!({"type": "json_schema"}), json!("response_format.json_schema.schema"), "a schema"),
+        ("model", json!(5), json!("model"), "a text"),
+        ("model", Json::Null, json!("model"), "a text"),
+    ];
+    for (field, value, param, says) in values {
+        is_refused("/v1/chat/completions", with(&base, field, value), 400, "invalid_value", param, says);
+    }
+    let unsupported = [
+        ("audio", json!({}), json!("audio")),
+        ("store", json!(true), json!("store")),
+        ("tools", json!([{"type": "web_search"}]), json!("tools[0]")),
+        ("messages", json!([{"role": "user", "content": [{"type": "image_url"}]}]), json!("messages[0].content[0]")),
+        ("stream_options", json!({"include_obfuscation": true}), json!("stream_options.include_obfuscation")),
+    ];
+    for (field, value, param) in unsupported {
+        is_refused("/v1/chat/completions", with(&base, field, value), 400, "unsupported_value", param, "support");
+    }
+    for streams in [false, true] {
+        let base = with(&base, "stream", streams.into());
+        let refused = |field, value, status, code, param: Json, says| {
+            is_refused("/v1/chat/completions", with(&base, field, value), status, code, param, says);
+        };
+        refused("model", json!("none"), 404, "model_not_found", json!("model"), "\"none\"");
+        refused("model", json!("../../etc/passwd"), 404, "model_not_found", json!("model"), "no model");
+        refused("model", json!("plain"), 400, "template", Json::Null, "missing");
+        refused("model", json!("nomic"), 400, "invalid_value", json!("model"), "generates nothing");
+        // More than the context, with both numbers; also as a single word.
+        refused(
+            "messages",
+            json!([{"role": "user", "content": long}]),
+            400,
+            "context_length_exceeded",
+            Json::Null,
+            "holds 512",
+        );
+        let word = json!([{"role": "user", "content": "a".repeat(1 << 16)}]);
+        refused("messages", word, 400, "context_length_exceeded", Json::Null, "holds 512");
+        let schema = json!({"type": "json_schema", "json_schema": {"schema": {"not": {}}}});
+        refused("response_format", schema, 400, "constraint", Json::Null, "json_schema");
+        let choice = json!({"type": "function", "function": {"name": "moon"}});
+        let tools = with(&base, "tools", tool(json!({"name": "sun"})));
+        is_refused("/v1/chat/completions", with(&tools, "tool_choice", choice), 400, "constraint", Json::Null, "moon");
+    }
+    // What asks for nothing is no error.
+    for (field, value) in
+        [("audio", Json::Null), ("store", json!(false)), ("n", json!(1.0)), ("metadata", json!({"a": "b"}))]
+    {
+        assert_eq!(post(shared(), "/v1/chat/completions", &with(&base, field, value)).status, 200, "{field}");
+    }
+}
+
+#[test]
+fn fields_of_other_endpoints_are_checked() {
+    let text = json!({"model": "plain", "prompt": "A", "max_tokens": 1});
+    let values = [
+        ("prompt", json!([]), "prompt"),
+        ("prompt", json!([1, -1]), "prompt"),
+        ("prompt", json!([["a"], 5]), "prompt"),
+        ("prompt", json!(vec!["A"; 129]), "prompt"),
+        ("logprobs", json!(6), "logprobs"),
+        ("echo", json!("yes"), "echo"),
+    ];
+    for (field, value, param) in values {
+        is_refused("/v1/completions", with(&text, field, value), 400, "invalid_value", json!(param), "expected");
+    }
+    is_refused("/v1/completions", with(&text, "prompt", json!([4_000_000])), 400, "tokenizer", Json::Null, "4000000");
+    is_refused(
+        "/v1/completions",
+        with(&text, "suffix", json!("x")),
+        400,
+        "unsupported_value",
+        json!("suffix"),
+        "suffix",
+    );
+
+    let input = json!({"model": "story", "input": "Hi", "max_output_tokens": 1});
+    for (field, value, param) in [
+        ("input", json!([{"type": "image"}]), "input[0].type"),
+        ("input", json!(5), "input"),
+        ("include", json!(["everything"]), "include"),
+        ("reasoning", json!({"effort": "huge"}), "reasoning.effort"),
+        ("text", json!({"format": {"type": "yaml"}}), "text.format"),
+        ("tool_choice", json!("always"), "tool_choice"),
+    ] {
+        is_refused("/v1/responses", with(&input, field, value), 400, "invalid_value", json!(param), "expected");
+    }
+    is_refused(
+        "/v1/responses",
+        with(&input, "previous_response_id", json!("x")),
+        400,
+        "unsupported_value",
+        json!("previous_response_id"),
+        "support",
+    );
+
+    let texts = json!({"model": "nomic", "input": "A"});
+    for (field, value, code) in [
+        ("input", json!([]), "invalid_value"),
+        ("input", json!(["a", Json::Null]), "invalid_value"),
+        ("input", json!(vec!["a"; 2049]), "invalid_value"),
+        ("input", json!([1, 2]), "unsupported_value"),
+        ("dimensions", json!(5), "unsupported_value"),
+        ("encoding_format", json!("text"), "invalid_value"),
+    ] {
+        is_refused("/v1/embeddings", with(&texts, field, value), 400, code, json!(field), field);
+    }
+    is_refused(
+        "/v1/embeddings",
+        with(&texts, "model", json!("story")),
+        400,
+        "invalid_value",
+        json!("model"),
+        "no vectors",
+    );
+    let documents = json!({"model": "bert", "query": "q", "documents": ["a"]});
+    for (field, value) in
+        [("documents", json!([])), ("documents", json!([5])), ("query", json!(1)), ("top_n", json!(0))]
+    {
+        is_refused("/v1/rerank", with(&documents, field, value), 400, "invalid_value", json!(field), "expected");
+    }
+    is_refused(
+        "/v1/rerank",
+        with(&documents, "model", json!("nomic")),
+        400,
+        "invalid_value",
+        json!("model"),
+        "scores nothing",
+    );
+
+    // In Ollama's own shape.
+    let chat =
+        json!({"model": "story", "messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": 1}});
+    for (field, value) in [
+        ("options", json!({"temperature": "hot"})),
+        ("options", json!({"mirostat": 2})),
+        ("format", json!("yaml")),
+        ("keep_alive", json!("soon")),
+        ("think", json!("much")),
+        ("messages", json!([{"role": "user", "content": "x", "images": ["aGk="]}])),
+        ("template", json!("x")),
+    ] {
+        let answer = post(shared(), "/api/chat", &with(&chat, field, value));
+        let told = answer.json();
+        assert_eq!((answer.status, told.as_object().unwrap().len()), (400, 1), "{field}: {told}");
+        assert!(told["error"].as_str().unwrap().contains(field), "{field}: {told}");
+    }
+}
+
+#[test]
+fn what_is_no_request_is_refused() {
+    let json_type = [("content-type", "application/json")];
+    let told = |method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]| {
+        let answer = send(shared(), method, path, headers, body);
+        (answer.status, answer.json()["error"]["code"].as_str().unwrap_or_default().to_owned())
+    };
+    let refused = |status: u16, code: &str| (status, code.to_owned());
+    let path = "/v1/chat/completions";
+    let deep = [vec![b'['; 10_000], vec![b']'; 10_000]].concat();
+    for body in
+        [&b"{"[..], b"", b"not JSON", b"{\"model\": \"\xff\xfe\"}", b"{\"n\": NaN}", b"{\"temperature\": 1e999}", &deep]
+    {
+        assert_eq!(told("POST", path, &json_type, body), refused(400, "invalid_json"), "{:?}", body.get(..20));
+    }
+    for body in [&b"[]"[..], b"5", b"null"] {
+        assert_eq!(told("POST", path, &json_type, body), refused(400, "invalid_value"));
+    }
+    assert_eq!(told("POST", path, &[("content-type", "text/plain")], b"{}"), refused(415, "unsupported_media_type"));
+    let zipped = [json_type[0], ("content-encoding", "gzip")];
+    assert_eq!(told("POST", path, &zipped, b"{}"), refused(415, "unsupported_media_type"));
+    assert_eq!(told("GET", path, &[], b""), refused(405, "method_not_allowed"));
+    assert_eq!(told("POST", "/v1/nothing", &json_type, b"{}"), refused(404, "unknown_url"));
+    assert_eq!(told("GET", "/v1/models/none", &[], b""), refused(404, "model_not_found"));
+    assert_eq!(told("POST", "/v1/models/story", &[], b""), refused(405, "method_not_allowed"));
+    for path in ["/../Cargo.toml", "/%2e%2e/Cargo.toml", "//etc/passwd", "/"] {
+        assert_eq!(told("GET", path, &[], b""), refused(404, "unknown_url"), "{path}");
+    }
+    assert_eq!(get(shared(), "/v1/models").json()["data"].as_array().unwrap().len(), 4);
+    // Two requests at once have two answers, in order.
+    let mut connection = super::client::Connection::open(shared());
+    let both = [request("GET", "/health", &[], b""), request("GET", "/v1/models/nomic", &[], b"")].concat();
+    connection.write(&both);
+    assert_eq!(connection.answer().json()["status"], json!("ok"));
+    assert_eq!(connection.answer().json()["id"], json!("nomic"));
+}

@@ -1,0 +1,180 @@
+//! Who may ask.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use serde_json::json;
+use tilewright::serve::{Server, ServerOptions};
+
+use super::client::{Connection, get, request, send};
+use super::server::own;
+
+const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve");
+
+#[test]
+fn hosts_and_origins_that_are_not_the_servers_are_refused() {
+    let server = own(|_, options| {
+        options.hosts = vec!["models.example".into()];
+        options.origins = vec!["https://app.example".into()];
+    });
+    let ask = |headers: &[(&str, &str)]| send(server.address, "GET", "/v1/models", headers, b"");
+    let code = |headers: &[(&str, &str)]| ask(headers).json()["error"]["code"].as_str().unwrap_or("none").to_owned();
+    for host in ["localhost", "localhost:8080", "LOCALHOST", "127.0.0.1:9", "[::1]:9", "models.example:80"] {
+        assert_eq!(ask(&[("host", host)]).status, 200, "{host}");
+    }
+    for host in [
+        "evil.example",
+        "localhost.evil.example",
+        "192.0.2.1",
+        "0.0.0.0",
+        "127.0.0.1.evil.example",
+        "models.example.evil",
+    ] {
+        let answer = ask(&[("host", host)]);
+        assert_eq!((answer.status, code(&[("host", host)]).as_str()), (403, "host_not_allowed"), "{host}");
+    }
+    for host in ["", "a b", "localhost@evil.example"] {
+        assert_eq!(ask(&[("host", host)]).status, 400, "{host}");
+    }
+    assert_eq!(ask(&[("host", "localhost"), ("host", "evil.example")]).status, 400);
+    // A first line that names another host than the header.
+    let line = send(server.address, "GET", "http://evil.example/v1/models", &[("host", "localhost")], b"");
+    assert_eq!(line.status, 403);
+
+    let own = format!("http://{}", server.address);
+    let host = server.address.to_string();
+    assert_eq!(ask(&[("host", &host), ("origin", &own)]).status, 200);
+    for origin in [
+        "null",
+        "http://evil.example",
+        "https://localhost",
+        "http://localhost:1",
+        "https://app.example.evil",
+        "file://",
+    ] {
+        let headers = [("origin", origin)];
+        assert_eq!((ask(&headers).status, code(&headers).as_str()), (403, "origin_not_allowed"), "{origin}");
+        assert_eq!(ask(&headers).header("access-control-allow-origin"), None);
+    }
+    let named = ask(&[("origin", "https://app.example")]);
+    assert_eq!((named.status, named.header("access-control-allow-origin")), (200, Some("https://app.example")));
+    let preflight = |origin: &str| {
+        let headers = [
+            ("origin", origin),
+            ("access-control-request-method", "POST"),
+            ("access-control-request-headers", "x-stainless-os"),
+        ];
+        send(server.address, "OPTIONS", "/v1/chat/completions", &headers, b"")
+    };
+    let told = preflight("https://app.example");
+    assert_eq!((told.status, told.header("access-control-allow-headers")), (204, Some("x-stainless-os")));
+    assert_eq!(preflight("http://evil.example").status, 403);
+}
+
+#[test]
+fn a_key_is_needed_where_there_is_one() {
+    let server = own(|_, options| options.api_keys = vec!["first key".into(), "second".into()]);
+    let status = |headers: &[(&str, &str)]| send(server.address, "GET", "/v1/models", headers, b"").status;
+    for key in ["Bearer first key", "bearer second"] {
+        assert_eq!(status(&[("authorization", key)]), 200, "{key}");
+    }
+    for key in [
+        "Bearer",
+        "Bearer ",
+        "second",
+        "Basic second",
+        "Bearer secon",
+        "Bearer secondd",
+        "Bearer  second",
+        "Bearer first key ",
+    ] {
+        // White space at the end of a header is no part of it.
+        let want = if key.ends_with("first key ") { 200 } else { 401 };
+        assert_eq!(status(&[("authorization", key)]), want, "{key}");
+    }
+    let refused = get(server.address, "/metrics");
+    assert_eq!((refused.status, refused.header("www-authenticate")), (401, Some("Bearer")));
+    assert_eq!(refused.json()["error"]["code"], json!("invalid_api_key"));
+    assert!(get(server.address, "/api/tags").json()["error"].is_string());
+    assert_eq!(get(server.address, "/health").status, 200);
+}
+
+#[test]
+fn options_that_would_be_unsafe_are_refused() {
+    let bind = |address: &str, options: ServerOptions| match Server::bind(address.parse().unwrap(), Vec::new(), options)
+    {
+        Ok(_) => "none".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let keys = |keys: &[&str]| ServerOptions {
+        api_keys: keys.iter().map(|key| key.to_string()).collect(),
+        ..ServerOptions::default()
+    };
+    assert!(bind("0.0.0.0:0", keys(&[])).contains("api_key"));
+    assert!(bind("[::]:0", keys(&[])).contains("api_key"));
+    assert!(bind("127.0.0.1:0", keys(&[" "])).contains("api_key"));
+    assert_eq!(bind("0.0.0.0:0", keys(&["key"])), "none");
+    for origin in ["*", "example.org", "https://example.org/", "https://example.org/path", "ftp://example.org"] {
+        let options = ServerOptions { origins: vec![origin.into()], ..ServerOptions::default() };
+        assert!(bind("127.0.0.1:0", options).contains("cors"), "{origin}");
+    }
+    let tls = Some((format!("{DATA}/client.rs").into(), format!("{DATA}/key.pem").into()));
+    assert!(bind("127.0.0.1:0", ServerOptions { tls, ..ServerOptions::default() }).contains("tls_cert"));
+}
+
+#[test]
+fn tls_is_spoken_where_it_is_asked_for() {
+    let (certificate, key) = (format!("{DATA}/cert.pem"), format!("{DATA}/key.pem"));
+    let server = own(|_, options| options.tls = Some((certificate.clone().into(), key.into())));
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&certificate).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
+    let client = ClientConnection::new(config, ServerName::try_from("localhost").unwrap()).unwrap();
+    let mut connection = Connection::over(StreamOwned::new(client, TcpStream::connect(server.address).unwrap()));
+    connection.write(&request("GET", "/health", &[("origin", "https://localhost")], b""));
+    assert_eq!(connection.answer().status, 200);
+    // Who does not speak it harms nobody.
+    let mut plain = TcpStream::connect(server.address).unwrap();
+    plain.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+    connection.write(&request("GET", "/health", &[], b""));
+    assert_eq!(connection.answer().status, 200);
+}
+
+#[test]
+fn a_folder_is_served_and_nothing_beside_it() {
+    let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-page");
+    std::fs::create_dir_all(folder.join("page/inner")).unwrap();
+    for (name, text) in
+        [("page/index.html", "<p>page"), ("page/inner/a.js", "1"), ("page/.hidden", "x"), ("secret.txt", "secret")]
+    {
+        std::fs::write(folder.join(name), text).unwrap();
+    }
+    let server = own(|_, options| {
+        options.page = Some(folder.join("page"));
+        options.api_keys = vec!["key".into()];
+    });
+    let page = get(server.address, "/");
+    assert_eq!(
+        (page.status, page.text().as_str(), page.header("x-content-type-options")),
+        (200, "<p>page", Some("nosniff"))
+    );
+    assert_eq!(get(server.address, "/inner/a.js").header("content-type"), Some("text/javascript; charset=utf-8"));
+    for path in [
+        "/../secret.txt",
+        "/%2e%2e/secret.txt",
+        "/inner/../../secret.txt",
+        "/..%2fsecret.txt",
+        "/.hidden",
+        "/inner/",
+        "/page/index.html",
+    ] {
+        assert_eq!(get(server.address, path).status, 404, "{path}");
+    }
+    assert_eq!(get(server.address, "/v1/models").status, 401);
+}

@@ -1,0 +1,73 @@
+//! The command line as a user types it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value as Json, json};
+
+use super::client::{done, get};
+
+struct Program {
+    child: Child,
+    stderr: BufReader<std::process::ChildStderr>,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    command.arg("serve").args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env("TILEWRIGHT_CACHE_DIR", "").env("TILEWRIGHT_DEVICE", "cpu").env_remove("TILEWRIGHT_API_KEY");
+    command
+}
+
+#[test]
+fn the_program_serves_until_a_signal_and_logs_nothing_of_what_is_said() {
+    let mut child =
+        command(&["--port", "0", "--template", "chatml", "--log-requests", "--parallel", "2"]).spawn().unwrap();
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut program = Program { child, stderr };
+    let mut line = String::new();
+    program.stderr.read_line(&mut line).unwrap();
+    let address =
+        line.trim().strip_prefix("serving `stories` at http://").unwrap_or_else(|| panic!("{line}")).parse().unwrap();
+    let asked =
+        json!({"model": "stories", "messages": [{"role": "user", "content": "a secret word"}], "max_tokens": 8});
+    let answer = done(address, "/v1/chat/completions", asked).json();
+    let text = answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    assert_eq!(get(address, "/v1/models").json()["data"][0]["id"], json!("stories"));
+    let killed = Command::new("kill").args(["-TERM", &program.child.id().to_string()]).status().unwrap();
+    assert!(killed.success() && program.child.wait().unwrap().success());
+    let mut log = String::new();
+    program.stderr.read_to_string(&mut log).unwrap();
+    let told: Vec<Json> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    assert_eq!((&told[0]["endpoint"], &told[0]["status"]), (&json!("/v1/chat/completions"), &json!(200)), "{log}");
+    assert_eq!(told.len(), 2, "{log}");
+    assert!(!log.contains("secret") && !log.contains(&text), "{log}");
+}
+
+#[test]
+fn what_would_be_unsafe_or_is_not_there_ends_the_program() {
+    let cases: [(&[&str], i32, &str); 7] = [
+        (&["--host", "0.0.0.0", "--port", "0"], 2, "api_key"),
+        (&["--port", "0", "--parallel", "0"], 2, "max_sequences"),
+        (&["--port", "0", "--cors", "*"], 2, "cors"),
+        (&["--port", "0", "--tls-cert", "cert.pem"], 2, "--tls-key"),
+        (&["--port", "0", "none.gguf"], 1, "none.gguf"),
+        (&["--port", "0", "--page", "/does/not/exist"], 1, "/does/not/exist"),
+        (&["--port", "99999"], 2, "99999"),
+    ];
+    for (args, code, says) in cases {
+        let output = command(args).output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {message}");
+        assert!(
+            message.contains(says) && output.stdout.is_empty() && !message.contains("panicked"),
+            "{args:?}: {message}"
+        );
+    }
+}
