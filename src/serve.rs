@@ -32,6 +32,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use axum::Router;
 use tokio::sync::Semaphore;
 
 pub use limits::Limits;
@@ -39,7 +40,7 @@ pub use models::{Decoder, KeepOptions, Load, Loaded, ModelSpec};
 
 use crate::error::Error;
 use app::App;
-use connections::Tls;
+use connections::{Connections, Tls};
 use guard::Guard;
 use metrics::Metrics;
 use models::Models;
@@ -73,10 +74,10 @@ pub struct ServerOptions {
 
 /// A server that has its address, and takes no connections so far.
 pub struct Server {
-    app: Arc<App>,
     listener: TcpListener,
     address: SocketAddr,
-    tls: Option<Tls>,
+    router: Router,
+    connections: Connections,
 }
 
 impl Server {
@@ -99,7 +100,15 @@ impl Server {
         let preparing = Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from)));
         let page = page.as_deref().map(Page::open).transpose()?;
         let app = App { models, limits, guard, metrics: Arc::new(Metrics::new()), page, log, preparing };
-        Ok(Server { app: Arc::new(app), listener, address, tls })
+        let app = Arc::new(app);
+        let router = routes::router(app.clone());
+        let connections = Connections {
+            limits: app.limits.clone(),
+            metrics: app.metrics.clone(),
+            tls,
+            sweep: Arc::new(move || app.models.sweep()),
+        };
+        Ok(Server { listener, address, router, connections })
     }
 
     /// The address, with the port that was found where none was asked for.
@@ -112,11 +121,9 @@ impl Server {
     /// # Errors
     /// [`Error::Io`] if the address is lost.
     pub async fn run(self, end: impl Future<Output = ()>) -> Result<(), Error> {
-        let Server { app, listener, address, tls } = self;
-        let router = routes::router(app.clone());
-        connections::run(&app, listener, tls, router, end)
-            .await
-            .map_err(|source| Error::Io { path: address.to_string().into(), source })
+        let Server { listener, address, router, connections } = self;
+        let lost = |source| Error::Io { path: address.to_string().into(), source };
+        connections.run(listener, router, end).await.map_err(lost)
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
@@ -22,10 +22,11 @@ use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, Sleep, interval, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use super::app::App;
+use super::limits::Limits;
+use super::metrics::Metrics;
 use crate::error::Error;
 
-/// How often it is looked for models that nobody uses.
+/// How often [`Connections::sweep`] is called.
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// How long to wait where no connection can be taken, such as for want of file descriptors.
@@ -59,81 +60,82 @@ impl Tls {
     }
 }
 
-/// Takes connections until `end`, and then waits for those that are at work.
-pub async fn run(
-    app: &Arc<App>,
-    listener: StdListener,
-    tls: Option<Tls>,
-    router: Router,
-    end: impl Future<Output = ()>,
-) -> io::Result<()> {
-    let listener = TcpListener::from_std(listener)?;
-    let rooms = Arc::new(Semaphore::new(app.limits.connections));
-    let graceful = GracefulShutdown::new();
-    let sweeping = app.clone();
-    let sweeper = tokio::spawn(async move {
-        let mut clock = interval(SWEEP);
-        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            clock.tick().await;
-            sweeping.models.sweep();
-        }
-    });
-    let mut end = std::pin::pin!(end);
-    loop {
-        // Without room for another one, connections wait in the system's own queue.
-        let taken = async {
-            let room = rooms.clone().acquire_owned().await;
-            (room, listener.accept().await)
-        };
-        let (room, accepted) = tokio::select! {
-            taken = taken => taken,
-            () = &mut end => break,
-        };
-        let Ok((stream, _)) = accepted else {
-            sleep(PAUSE).await;
-            continue;
-        };
-        // Tokens are small, and are to arrive one by one.
-        let _ = stream.set_nodelay(true);
-        let (app, tls, router, watcher) = (app.clone(), tls.clone(), router.clone(), graceful.watcher());
-        tokio::spawn(async move {
-            let _room = room;
-            let _connected = app.metrics.connected();
-            match tls {
-                None => serve(&app, stream, router, watcher).await,
-                Some(Tls(acceptor)) => {
-                    if let Ok(Ok(stream)) = timeout(app.limits.header_time, acceptor.accept(stream)).await {
-                        serve(&app, stream, router, watcher).await;
-                    }
-                }
-            }
-        });
-    }
-    drop(listener);
-    sweeper.abort();
-    let _ = timeout(app.limits.drain, graceful.shutdown()).await;
-    Ok(())
+/// What all connections have in common.
+#[derive(Clone)]
+pub struct Connections {
+    pub limits: Limits,
+    pub metrics: Arc<Metrics>,
+    pub tls: Option<Tls>,
+    /// Is called time and again, to look for models that nobody uses.
+    pub sweep: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// Serves a connection. What is wrong with it is its client's concern.
-async fn serve(
-    app: &App,
-    stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
-    router: Router,
-    watcher: hyper_util::server::graceful::Watcher,
-) {
-    let limits = &app.limits;
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.header_time)
-        .max_headers(limits.headers)
-        .max_header_size(limits.header_bytes)
-        .serve_connection(
-            TokioIo::new(Impatient { stream, most: limits.write_time, waiting: None }),
-            TowerToHyperService::new(router),
-        );
-    let _ = watcher.watch(connection).await;
+impl Connections {
+    /// Takes connections until `end`, and then waits for those that are at work.
+    pub async fn run(self, listener: StdListener, router: Router, end: impl Future<Output = ()>) -> io::Result<()> {
+        let listener = TcpListener::from_std(listener)?;
+        let rooms = Arc::new(Semaphore::new(self.limits.connections));
+        let graceful = GracefulShutdown::new();
+        let sweep = self.sweep.clone();
+        let sweeper = tokio::spawn(async move {
+            let mut clock = interval(SWEEP);
+            clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                clock.tick().await;
+                sweep();
+            }
+        });
+        let mut end = std::pin::pin!(end);
+        loop {
+            // Without room for another one, connections wait in the system's own queue.
+            let taken = async {
+                let room = rooms.clone().acquire_owned().await;
+                (room, listener.accept().await)
+            };
+            let (room, accepted) = tokio::select! {
+                taken = taken => taken,
+                () = &mut end => break,
+            };
+            let Ok((stream, _)) = accepted else {
+                sleep(PAUSE).await;
+                continue;
+            };
+            let (this, router, watcher) = (self.clone(), router.clone(), graceful.watcher());
+            tokio::spawn(async move {
+                let _room = room;
+                let _connected = this.metrics.connected();
+                // Tokens are small, and are to arrive one by one.
+                let _ = stream.set_nodelay(true);
+                match &this.tls {
+                    None => this.serve(stream, router, watcher).await,
+                    Some(Tls(acceptor)) => {
+                        if let Ok(Ok(stream)) = timeout(this.limits.header_time, acceptor.accept(stream)).await {
+                            this.serve(stream, router, watcher).await;
+                        }
+                    }
+                }
+            });
+        }
+        drop(listener);
+        sweeper.abort();
+        let _ = timeout(self.limits.drain, graceful.shutdown()).await;
+        Ok(())
+    }
+
+    /// Serves a connection. What is wrong with it is its client's concern.
+    async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + 'static, router: Router, watcher: Watcher) {
+        let limits = &self.limits;
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.header_time)
+            .max_headers(limits.headers)
+            .max_header_size(limits.header_bytes)
+            .serve_connection(
+                TokioIo::new(Impatient { stream, most: limits.write_time, waiting: None }),
+                TowerToHyperService::new(router),
+            );
+        let _ = watcher.watch(connection).await;
+    }
 }
 
 /// A stream whose other end has to read within some time, so that nobody holds a connection by reading nothing.

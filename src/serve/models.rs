@@ -127,7 +127,7 @@ pub struct Entry {
     /// Seconds since 1970 when the server began.
     pub created: u64,
     /// Held while it is loaded, so that two requests load it once.
-    slot: AsyncMutex<()>,
+    slot: Arc<AsyncMutex<()>>,
     state: Mutex<State>,
     n_users: AtomicUsize,
     /// Rooms for requests that no engine queues.
@@ -256,8 +256,8 @@ impl Drop for Lease {
 pub struct Models {
     pub entries: Vec<Arc<Entry>>,
     keep: KeepOptions,
-    /// Held while room is made.
-    room: AsyncMutex<()>,
+    /// Held while room is made and taken.
+    room: Arc<AsyncMutex<()>>,
     /// Told of errors that clients are not told of.
     tell: Arc<dyn Fn(&str) + Send + Sync>,
 }
@@ -279,14 +279,14 @@ impl Models {
             entries.push(Arc::new(Entry {
                 spec,
                 created,
-                slot: AsyncMutex::new(()),
+                slot: Arc::default(),
                 state: Mutex::new(State { loaded: None, used: Instant::now(), keep: None }),
                 n_users: AtomicUsize::new(0),
                 batches: Arc::new(Semaphore::new(batches)),
                 computing: Arc::new(Semaphore::new(1)),
             }));
         }
-        Ok(Models { entries, keep, room: AsyncMutex::new(()), tell })
+        Ok(Models { entries, keep, room: Arc::default(), tell })
     }
 
     /// Loads those that are to be there from the beginning.
@@ -321,21 +321,30 @@ impl Models {
         if let Some(loaded) = entry.loaded() {
             return Ok(Lease::of(entry, loaded));
         }
-        let _loading = entry.slot.lock().await;
+        let loading = entry.slot.clone().lock_owned().await;
         // Another request may have been first.
         if let Some(loaded) = entry.loaded() {
             return Ok(Lease::of(entry, loaded));
         }
-        let _room = match self.keep.max_loaded {
+        let room = match self.keep.max_loaded {
             Some(most) => {
-                let room = self.room.lock().await;
+                let room = self.room.clone().lock_owned().await;
                 self.make_room(most)?;
                 Some(room)
             }
             None => None,
         };
         let of_thread = entry.clone();
-        let loaded = tokio::task::spawn_blocking(move || (of_thread.spec.load)()).await;
+        // Also where the client is gone by then: the next one is not to load it a second time.
+        let load = move || {
+            let _held = (loading, room);
+            let loaded = (of_thread.spec.load)()?;
+            let mut state = of_thread.state();
+            (state.loaded, state.used) = (Some(loaded.clone()), Instant::now());
+            drop(state);
+            Ok(loaded)
+        };
+        let loaded = tokio::task::spawn_blocking(load).await;
         let loaded = loaded
             .unwrap_or_else(|panic| Err(Error::Gpu { context: "loading a model".into(), message: panic.to_string() }));
         let loaded = loaded.map_err(|error| {
@@ -344,7 +353,6 @@ impl Models {
             let status = StatusCode::INTERNAL_SERVER_ERROR;
             ApiError { status, param: None, ..ApiError::from(error) }
         })?;
-        entry.state().loaded = Some(loaded.clone());
         Ok(Lease::of(entry, loaded))
     }
 
