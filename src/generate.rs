@@ -29,12 +29,14 @@ mod stats;
 mod stop;
 #[cfg(not(target_arch = "wasm32"))]
 mod streamed;
+mod written;
 
 #[cfg(feature = "lora")]
 pub use adapter::Adapter;
 #[cfg(not(target_arch = "wasm32"))]
 pub use beam::{Beam, BeamOptions};
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
+pub(crate) use guide::guide;
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use guide::TokenGuide;
 pub use inside::{HeadWeights, TimedDispatch, Timeline};
@@ -44,6 +46,7 @@ pub use logprobs::Logprobs;
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};
 pub use passes::PASS_SIZES;
+pub(crate) use passes::rows_for;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use passes::record_pass;
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
@@ -52,3 +55,4 @@ pub use session::{Session, Snapshot};
 pub use stats::{Speculation, Stats};
 #[cfg(not(target_arch = "wasm32"))]
 pub use streamed::Streaming;
+pub(crate) use written::{Completed, Written};

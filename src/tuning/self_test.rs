@@ -696,7 +696,7 @@ fn state(device: &Device, pos: u32, n_tokens: u32) -> Result<StepState, Error> {
 
 #[inline(never)]
 fn sampling(device: &Device, settings: Sampling) -> Result<Tensor, Error> {
-    device.upload::<u32>("sampling", &[Sampling::WORDS], bytemuck::cast_slice(&[settings]))
+    device.upload::<u32>("sampling", &[1, Sampling::WORDS], bytemuck::cast_slice(&[settings]))
 }
 
 /// The norm in front of a product, if the pipeline has it.

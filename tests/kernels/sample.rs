@@ -169,7 +169,7 @@ fn penalize(source: &mut Source, (vocab, n, last_n, penalty): (u32, u32, u32, f3
     };
     let biases: Vec<u32> = biases.iter().flat_map(|(id, bias)| [*id, bias.to_bits()]).collect();
     let operands = vec![
-        Operand::words("sampling", &[Sampling::WORDS], sampling_words(sampling)),
+        Operand::words("sampling", &[1, Sampling::WORDS], sampling_words(sampling)),
         Operand::state(pos, n - pos),
         Operand::words("tokens", &[n + 2], tokens),
         Operand::words("biases", &[biases.len() as u32], biases),
@@ -219,7 +219,7 @@ fn draw_one(logits: Vec<f32>, sampling: Sampling, accept: impl Fn(u32) -> bool +
     let check = move |got: &[u32]| if accept(got[0]) { Ok(()) } else { Err(format!("token {} was drawn", got[0])) };
     let vocab = logits.len() as u32;
     let operands = vec![
-        Operand::words("sampling", &[Sampling::WORDS], sampling_words(sampling)),
+        Operand::words("sampling", &[1, Sampling::WORDS], sampling_words(sampling)),
         Operand::state(11, 1),
         Operand::floats("logits", &[1, vocab], logits),
         Operand { data: Data::Blank(DType::U32), ..Operand::words("ids", &[1], vec![]) }
