@@ -36,9 +36,9 @@ pub use adapter::Adapter;
 #[cfg(not(target_arch = "wasm32"))]
 pub use beam::{Beam, BeamOptions};
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
-pub(crate) use guide::guide;
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use guide::TokenGuide;
+pub(crate) use guide::guide;
 pub use inside::{HeadWeights, TimedDispatch, Timeline};
 #[cfg(not(target_arch = "wasm32"))]
 pub use kept::KeptStats;
@@ -46,9 +46,9 @@ pub use logprobs::Logprobs;
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};
 pub use passes::PASS_SIZES;
-pub(crate) use passes::rows_for;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use passes::record_pass;
+pub(crate) use passes::rows_for;
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use saved::SessionLoader;
 pub use session::{Session, Snapshot};

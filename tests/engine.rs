@@ -2,15 +2,11 @@
 
 mod common;
 
-use std::future::Future;
 use std::path::Path;
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
 
 use common::{Rng, block_on, executors, find_data};
 use tilewright::engine::{Driver, Engine, EngineOptions, Request, Stream, Usage};
 use tilewright::generate::{Piece, StopReason};
-use tilewright::kernels::PAGE;
 use tilewright::load::ModelFile;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
 
@@ -97,7 +93,7 @@ fn prompts(model: &Model, n: usize, seed: u64) -> Vec<Vec<u32>> {
 fn texts_are_the_same_alone_and_in_any_batch() {
     for device in executors() {
         let mut models = vec![("builtin", builtin(&device))];
-        for name in ["llama3-rope", "qwen2", "gemma3", "granite-moe", "gpt-oss", "lfm2", "qwen3_5", "granite-hybrid"] {
+        for name in ["llama3-rope", "qwen2", "gemma3", "granite-moe", "gpt-oss", "lfm2", "qwen35", "granite-hybrid"] {
             models.push((name, tiny(&device, name)));
         }
         for (name, model) in models {

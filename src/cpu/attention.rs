@@ -105,8 +105,7 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
             }
         }
     }
-    let params =
-        AttentionParams { query_start: 0, query_stride: params.n_heads * (params.head_dim / 4), ..params };
+    let params = AttentionParams { query_start: 0, query_stride: params.n_heads * (params.head_dim / 4), ..params };
     attention(&params, kind, state, &q, [k.get(), v.get()], sinks.get(), y.get_mut());
 }
 

@@ -214,14 +214,7 @@ pub(crate) fn sample(mut call: Call<'_>) {
 }
 
 /// The token at a position by one row of logits; `before` where rounding leaves none.
-fn draw(
-    params: &SampleParams,
-    sampling: &Sampling,
-    pos: u32,
-    logits: &[f32],
-    found: &[[u32; 2]],
-    before: u32,
-) -> u32 {
+fn draw(params: &SampleParams, sampling: &Sampling, pos: u32, logits: &[f32], found: &[[u32; 2]], before: u32) -> u32 {
     /// Stands for probability 1.
     const FIXED: f32 = (1 << 30) as f32;
     /// Runs of ids in which the draw is looked up, as many as the shader has invocations.

@@ -13,7 +13,7 @@ use super::stream::Teller;
 use crate::device::pause;
 use crate::error::Error;
 use crate::generate::{Model, StopReason};
-use crate::kernels::{NON_FINITE, PAGE, Sampling};
+use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow};
 use crate::model::RowsEnding;
 use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;
@@ -148,7 +148,8 @@ impl Driver {
             true => Some(StopReason::Cancelled),
             false => deadline.filter(|deadline| now >= *deadline).map(|_| StopReason::Deadline),
         };
-        let waiting = self.shared.drop_waiting(|Waiting { request, teller }| reason(teller, request.deadline).is_some());
+        let waiting =
+            self.shared.drop_waiting(|Waiting { request, teller }| reason(teller, request.deadline).is_some());
         for Waiting { request, teller } in waiting {
             if let Some(reason) = reason(&teller, request.deadline) {
                 teller.end(reason);
@@ -251,7 +252,11 @@ impl Driver {
             if sequence.penalizes() {
                 let first = sequence.slot as usize * passes.rows.capacity();
                 match sequence.has_tokens {
-                    true => device.write(&passes.rows.tokens, first + sequence.n_cached(), &sequence.ids()[sequence.n_cached()..])?,
+                    true => device.write(
+                        &passes.rows.tokens,
+                        first + sequence.n_cached(),
+                        &sequence.ids()[sequence.n_cached()..],
+                    )?,
                     false => device.write(&passes.rows.tokens, first, sequence.ids())?,
                 }
                 sequence.has_tokens = true;
@@ -276,6 +281,8 @@ impl Driver {
         if ending.draw || ending.penalize {
             device.write(&passes.rows.sampling, 0, bytemuck::cast_slice::<_, u32>(&settings))?;
         }
+        // Rows that count for nothing write to the page and the state that are nobody's.
+        rows.resize(rows.len().next_power_of_two(), StateRow::default());
         passes.rows.state.set_rows(device, &rows)?;
         let wants_logits = ready.iter().any(|&i| running[i].request.options.logprobs.is_some());
         let chosen = passes.rows.chosen.clone();
@@ -334,7 +341,9 @@ fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
     loop {
         let passes = Passes::declare(model, Sizes { n_sequences, n_pages: n_pages + 1, pages_each })?;
         match model.check_fits(&passes.plan(), "fewer sequences or a shorter context would take less") {
-            Err(Error::Memory { .. }) if asked.is_none() && n_pages > pages_each => n_pages = (n_pages / 2).max(pages_each),
+            Err(Error::Memory { .. }) if asked.is_none() && n_pages > pages_each => {
+                n_pages = (n_pages / 2).max(pages_each)
+            }
             fits => return fits.map(|()| passes),
         }
     }

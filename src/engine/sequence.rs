@@ -185,12 +185,18 @@ impl Sequence {
     ///
     /// # Errors
     /// Those of the text.
-    pub fn accept(&mut self, id: u32, logits: Option<&[f32]>, context_length: usize) -> Result<Option<StopReason>, Error> {
+    pub fn accept(
+        &mut self,
+        id: u32,
+        logits: Option<&[f32]>,
+        context_length: usize,
+    ) -> Result<Option<StopReason>, Error> {
         self.ids.push(id);
         let is_last = self.ids.len() - self.n_prompt >= self.request.options.max_tokens;
         let Completed { piece, stop_reason, .. } =
             self.written.complete(id, is_last, self.ids.len() > context_length)?;
-        let logprobs = logits.zip(self.request.options.logprobs).map(|(logits, n)| Logprobs::of(logits, id, n as usize));
+        let logprobs =
+            logits.zip(self.request.options.logprobs).map(|(logits, n)| Logprobs::of(logits, id, n as usize));
         self.teller.piece(Piece { logprobs, ..piece });
         Ok(stop_reason)
     }

@@ -8,8 +8,8 @@ use super::weights::TOKEN_EMBD;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Embedding, Norm, PAGE, Sampling, StepState, advance, argmax, embed, mask_logits, mask_words, penalize, sample, scale,
-    soft_cap,
+    Embedding, Norm, PAGE, Sampling, StepState, advance, argmax, embed, mask_logits, mask_words, penalize, sample,
+    scale, soft_cap,
 };
 use crate::matrix::Matrix;
 use crate::recording::Recorder;

@@ -56,9 +56,8 @@ impl LayerCache {
         [slots, capacity]: [u32; 2],
         n_states: u32,
     ) -> Result<LayerCache, Error> {
-        let declare = |name: &str, shape: &[u32]| {
-            Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, shape, DType::F32)
-        };
+        let declare =
+            |name: &str, shape: &[u32]| Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, shape, DType::F32);
         Ok(match &block.recurrence {
             Some(recurrence) => LayerCache::State {
                 past: declare("past", &[n_states, MAX_PAST, recurrence.channels(config.dim)])?,
