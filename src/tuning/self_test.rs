@@ -414,7 +414,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         let sampling = sampling(form.device, Sampling { repeat_penalty: 1.5, ..SAMPLING })?;
         let tokens = form.device.upload("tokens", &[8], &[3u32, 0, 19, 7, 2999, 18, 2, 4])?;
         let logits = input(form.device, &[1, 3000])?;
-        let biases = form.device.upload("biases", &[4], &[17u32, 2.5f32.to_bits(), 2048, (-1.5f32).to_bits()])?;
+        let biases = form.device.upload("biases", &[1, 4], &[17u32, 2.5f32.to_bits(), 2048, (-1.5f32).to_bits()])?;
         penalize(rec, &sampling, &state(form.device, 4, 1)?, &tokens, &biases, &logits)?;
         Ok(vec![logits])
     }),
@@ -425,7 +425,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
             let mut words = [0u32; 94];
             words[id / 32] = 1 << (id % 32);
             let (logits, ids) = (input(form.device, &[1, 3000])?, form.device.upload("ids", &[1], &[0u32])?);
-            mask_logits(rec, &form.device.upload("allowed", &[94], &words)?, &logits)?;
+            mask_logits(rec, &form.device.upload("allowed", &[1, 94], &words)?, &logits)?;
             argmax(rec, &logits, &ids)?;
             outputs.push(ids);
         }

@@ -62,7 +62,7 @@ fn draws(device: &Device, setting: &Setting) -> Result<Vec<u32>, Error> {
     let logits = device.upload("logits", &[1, vocab], &setting.logits)?;
     let mut words = vec![0u32; setting.logits.len().div_ceil(32)];
     (0..setting.logits.len()).filter(|&id| setting.allows(id)).for_each(|id| words[id / 32] |= 1 << (id % 32));
-    let allowed = device.upload("allowed", &[words.len() as u32], &words)?;
+    let allowed = device.upload("allowed", &[1, words.len() as u32], &words)?;
     let ids = Tensor::declare("ids", Role::Activations, &[1], DType::U32)?;
     let tokens = Tensor::declare("tokens", Role::Activations, &[DRAWS + 1], DType::U32)?;
     let state = StepState::declare()?;
