@@ -9,7 +9,6 @@ use bytemuck::Pod;
 use web_time::Instant;
 
 use crate::counters::LiveCounters;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::device::WordCopy;
 use crate::dtype::WeightType;
 use crate::error::Error;
@@ -360,7 +359,6 @@ impl Cpu {
     }
 
     /// The same of some words of each.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn copy_words(&self, copies: &[WordCopy]) -> Result<(), Error> {
         copies.iter().try_for_each(|WordCopy { from: (from, from_first), to: (to, to_first), n_words }| {
             let words = from.memory::<Memory>()?.read(*from_first, *n_words);

@@ -10,7 +10,7 @@ use super::passes::{Passes, Sizes};
 use super::queue::{EngineStats, Shared, Waiting};
 use super::sequence::Sequence;
 use super::stream::Teller;
-use crate::device::pause;
+use crate::device::{Device, pause};
 use crate::error::Error;
 use crate::generate::{Model, StopReason};
 use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow};
@@ -39,8 +39,7 @@ impl Driver {
     pub(super) fn new(model: &Model, options: &EngineOptions, shared: Arc<Shared>) -> Result<Driver, Error> {
         model.expect_whole("engine")?;
         let passes = declare(model, options)?;
-        // States of fixed size cannot be taken up in the middle.
-        let pages = Pages::new(passes.n_pages(), options.prefix_cache && !model.config().is_recurrent());
+        let pages = Pages::new(passes.n_pages(), options.prefix_cache, n_copies(model, options));
         let slots = (1..=options.max_sequences).rev().collect();
         let driver = Driver {
             model: model.clone(),
@@ -136,7 +135,7 @@ impl Driver {
     /// A step of all that there is to do.
     async fn compute(&mut self) -> Result<(), Error> {
         self.drop_over();
-        self.admit();
+        self.admit()?;
         self.compute_prompt().await?;
         self.compute_rows().await
     }
@@ -177,9 +176,9 @@ impl Driver {
     }
 
     /// Begins requests while there are places and pages.
-    fn admit(&mut self) {
+    fn admit(&mut self) -> Result<(), Error> {
         while let Some(&slot) = self.slots.last() {
-            let Some(Waiting { request, teller }) = self.shared.take() else { return };
+            let Some(Waiting { request, teller }) = self.shared.take() else { break };
             if request.options.max_tokens == 0 {
                 teller.begin(request.ids.len(), 0);
                 teller.end(StopReason::MaxTokens);
@@ -187,16 +186,22 @@ impl Driver {
                 continue;
             }
             match Sequence::begin(&self.model, request, teller, slot, &mut self.pages) {
-                Ok(Ok(sequence)) => {
+                Ok(Ok(mut sequence)) => {
                     self.slots.pop();
+                    // Before another page takes the copy's place.
+                    let copied = sequence
+                        .copy
+                        .take()
+                        .map_or(Ok(()), |copy| self.passes.restore_states(self.model.device(), copy, sequence.slot));
                     let n_cached = sequence.n_cached() as u64;
                     self.running.push(sequence);
                     self.update(|stats| stats.cached_tokens += n_cached);
+                    copied?;
                 }
                 // It waits for pages, and those after it with it.
                 Ok(Err((request, teller))) => {
                     self.shared.put_back(Waiting { request, teller });
-                    return;
+                    break;
                 }
                 Err((error, teller)) => {
                     teller.fail(error);
@@ -204,21 +209,24 @@ impl Driver {
                 }
             }
         }
+        Ok(())
     }
 
     /// Computes the next part of the first prompt that is not computed.
     async fn compute_prompt(&mut self) -> Result<(), Error> {
         let others_wait = self.running.iter().any(|sequence| sequence.n_left() == 0);
         let most = if others_wait { BESIDE.min(self.passes.max_pass()) } else { self.passes.max_pass() };
-        let Driver { model, passes, pages, running, .. } = self;
+        let Driver { model, options, passes, pages, running, .. } = self;
         let Some(sequence) = running.iter_mut().find(|sequence| sequence.n_left() > 0) else { return Ok(()) };
-        let ids = sequence.next_tokens(most as usize).to_vec();
-        sequence.make_room(ids.len(), pages)?;
+        let n_tokens = sequence.next_len(most as usize, n_copies(model, options).is_some());
+        let ids = sequence.next_tokens(n_tokens).to_vec();
+        sequence.make_room(n_tokens, pages)?;
         let device = model.device();
         device.write(&passes.prompt.tokens, sequence.n_cached(), &ids)?;
         passes.prompt.state.set_rows(device, &[sequence.row(ids.len() as u32)])?;
         device.run(passes.of_prompt(model, ids.len() as u32).await?)?;
         sequence.computed(ids.len(), pages);
+        keep_states(device, passes, pages, sequence)?;
         self.update(|stats| {
             stats.n_prompt_passes += 1;
             stats.prompt_tokens += ids.len() as u64;
@@ -296,6 +304,7 @@ impl Driver {
         for (row, (&i, &id)) in ready.iter().zip(&chosen).enumerate() {
             let sequence = &mut running[i];
             sequence.computed(1, pages);
+            keep_states(device, passes, pages, sequence)?;
             let logits = logits.get(row * vocab_size..(row + 1) * vocab_size);
             let accepted = match (broken.iter().position(|(at, _)| *at == i), id) {
                 (Some(at), _) => Err(broken.swap_remove(at).1),
@@ -325,6 +334,19 @@ impl Driver {
     }
 }
 
+/// Copies of states that there is room for, where the model has states and beginnings are kept.
+fn n_copies(model: &Model, options: &EngineOptions) -> Option<u32> {
+    (model.config().is_recurrent() && options.prefix_cache).then_some(2 * options.max_sequences)
+}
+
+/// Copies the states of a sequence that has just ended a page, so that others can go on from there.
+fn keep_states(device: &Device, passes: &Passes, pages: &mut Pages, sequence: &Sequence) -> Result<(), Error> {
+    match sequence.page_at_end().and_then(|page| pages.take_copy(page)) {
+        Some(copy) => passes.keep_states(device, sequence.slot, copy),
+        None => Ok(()),
+    }
+}
+
 /// What the sequences of an engine share, as much of it as the memory allows.
 fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
     let pages_each = model.context_length().div_ceil(PAGE);
@@ -336,10 +358,11 @@ fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
     });
     let limit = model.device().target().limits().max_binding_bytes / widest.max().unwrap_or(1).max(1);
     let most = u32::try_from(limit).unwrap_or(u32::MAX).saturating_sub(1).max(pages_each);
+    let sizes = |n_pages| Sizes { n_sequences, n_pages: n_pages + 1, pages_each, n_copies: n_copies(model, options) };
     let asked = options.cache_tokens.map(|tokens| tokens.div_ceil(PAGE).max(pages_each));
     let mut n_pages = asked.unwrap_or(n_sequences.saturating_mul(pages_each)).min(most);
     loop {
-        let passes = Passes::declare(model, Sizes { n_sequences, n_pages: n_pages + 1, pages_each })?;
+        let passes = Passes::declare(model, sizes(n_pages))?;
         match model.check_fits(&passes.plan(), "fewer sequences or a shorter context would take less") {
             Err(Error::Memory { .. }) if asked.is_none() && n_pages > pages_each => {
                 n_pages = (n_pages / 2).max(pages_each)

@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 
+use crate::device::{Device, WordCopy};
 use crate::error::Error;
 use crate::generate::{Model, rows_for};
 use crate::kernels::PAGE;
 use crate::model::{Ending, KvCache, PassTensors, RowsEnding};
 use crate::recording::{MemoryPlan, Products, Recorder, Recording, Workspace};
+use crate::tensor::{Role, Tensor};
 use crate::tuning::self_test;
 
 /// What decides how much an engine takes.
@@ -18,6 +20,8 @@ pub(super) struct Sizes {
     pub n_pages: u32,
     /// Pages of a sequence at most.
     pub pages_each: u32,
+    /// Copies of states, where the model has states.
+    pub n_copies: Option<u32>,
 }
 
 /// Cache, tensors that passes share with the host, and passes.
@@ -27,6 +31,8 @@ pub(super) struct Passes {
     pub rows: PassTensors,
     /// Of passes over a part of a prompt.
     pub prompt: PassTensors,
+    /// The states of all sequences, and copies of some of them.
+    states: Vec<(Tensor, Tensor)>,
     workspace: Workspace,
     sizes: Sizes,
     max_pass: u32,
@@ -40,13 +46,23 @@ impl Passes {
     /// # Errors
     /// [`Error::Operand`] if something is larger than a tensor can be.
     pub fn declare(model: &Model, sizes: Sizes) -> Result<Passes, Error> {
-        let Sizes { n_sequences, n_pages, pages_each } = sizes;
+        let Sizes { n_sequences, n_pages, pages_each, n_copies } = sizes;
         let (config, max_pass) = (model.config(), model.max_pass());
         // The first place among states is nobody's, as the first page is.
         let n_slots = n_sequences + 1;
         let n_rows = n_sequences.next_power_of_two();
+        let cache = KvCache::declare_shared(config, model.kv_type(), [n_pages, n_slots, pages_each * PAGE])?;
+        let copied = |tensor: &Tensor| {
+            let shape = [&[n_copies.unwrap_or(0).max(1)], &tensor.shape()[1..]].concat();
+            Ok((tensor.clone(), Tensor::declare(tensor.label(), Role::Cache, &shape, tensor.dtype())?))
+        };
+        let states = match n_copies {
+            Some(_) => cache.states().map(copied).collect::<Result<_, Error>>()?,
+            None => Vec::new(),
+        };
         let mut passes = Passes {
-            cache: KvCache::declare_shared(config, model.kv_type(), [n_pages, n_slots, pages_each * PAGE])?,
+            cache,
+            states,
             rows: PassTensors::declare_rows(config, [n_rows, n_slots, pages_each])?,
             prompt: PassTensors::declare_prompts(config, pages_each, max_pass)?,
             workspace: Workspace::default(),
@@ -63,7 +79,39 @@ impl Passes {
     /// Memory of the weights and of all this.
     pub fn plan(&self) -> MemoryPlan {
         let PassTensors { sampling, biases, allowed, tokens, .. } = &self.rows;
-        MemoryPlan::of(self.of_rows.values().chain(self.of_prompts.values()), [sampling, biases, allowed, tokens])
+        let copies = self.states.iter().map(|(_, copies)| copies);
+        let others = [sampling, biases, allowed, tokens].into_iter().chain(copies);
+        MemoryPlan::of(self.of_rows.values().chain(self.of_prompts.values()), others)
+    }
+
+    /// Copies the states of the sequence in a place to a copy.
+    ///
+    /// # Errors
+    /// Those of [`Device::copy_words`].
+    pub fn keep_states(&self, device: &Device, slot: u32, copy: u32) -> Result<(), Error> {
+        self.copy_states(device, |states, copies, n| [(states, slot as usize * n), (copies, copy as usize * n)])
+    }
+
+    /// Copies states back, to the sequence in a place.
+    ///
+    /// # Errors
+    /// As [`Passes::keep_states`].
+    pub fn restore_states(&self, device: &Device, copy: u32, slot: u32) -> Result<(), Error> {
+        self.copy_states(device, |states, copies, n| [(copies, copy as usize * n), (states, slot as usize * n)])
+    }
+
+    fn copy_states<'a>(
+        &'a self,
+        device: &Device,
+        ends: impl Fn(&'a Tensor, &'a Tensor, usize) -> [(&'a Tensor, usize); 2],
+    ) -> Result<(), Error> {
+        let copies = self.states.iter().map(|(states, copies)| {
+            let n_words = states.len() / states.shape()[0] as usize;
+            let [from, to] = ends(states, copies, n_words);
+            let [from, to] = [from, to].map(|(tensor, first)| (tensor.clone(), first));
+            WordCopy { from, to, n_words }
+        });
+        device.copy_words(&copies.collect::<Vec<_>>())
     }
 
     /// Pages, the one that is nobody's included.

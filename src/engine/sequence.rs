@@ -1,7 +1,7 @@
 //! A request that is computed.
 
 use super::options::Request;
-use super::pages::{PageId, Pages};
+use super::pages::{Common, PageId, Pages};
 use super::stream::Teller;
 use crate::error::Error;
 use crate::generate::{Completed, Logprobs, Model, Piece, StopReason, Written, guide};
@@ -26,6 +26,8 @@ pub(super) struct Sequence {
     pub slot: u32,
     /// The row of angles of position 0.
     angles: u32,
+    /// The copy of states that it goes on from, until it has them.
+    pub copy: Option<u32>,
     /// Whether all its tokens are on the device, for penalties.
     pub has_tokens: bool,
 }
@@ -47,7 +49,7 @@ impl Sequence {
         let n_prompt = request.ids.len();
         let angles = model.transformer().angles(n_prompt as u32);
         // The last token is computed in any case: what comes after it is chosen there.
-        let held = pages.hold_common(angles, &request.ids[..n_prompt - 1]);
+        let Common { pages: held, copy } = pages.hold_common(angles, &request.ids[..n_prompt - 1]);
         let most = n_prompt.saturating_add(request.options.max_tokens).min(model.context_length() as usize);
         let n_promised = most.div_ceil(PAGE as usize) - held.len();
         if !pages.promise(n_promised) {
@@ -66,6 +68,7 @@ impl Sequence {
             n_promised,
             slot,
             angles,
+            copy,
             has_tokens: false,
             request,
             teller,
@@ -85,9 +88,9 @@ impl Sequence {
         self.ids.len() - 1 - self.n_cached
     }
 
-    /// The next tokens that are not cached, at most `n`, and none that is the last.
+    /// The next `n` tokens that are not cached.
     pub fn next_tokens(&self, n: usize) -> &[u32] {
-        &self.ids[self.n_cached..][..n.min(self.n_left())]
+        &self.ids[self.n_cached..][..n]
     }
 
     /// Takes the pages for the next `n` tokens.
@@ -115,6 +118,19 @@ impl Sequence {
             slot: self.slot,
             pages: self.pages.clone(),
         }
+    }
+
+    /// Tokens of the next pass, at most `most`: up to the end of a page where states are to be copied there.
+    pub fn next_len(&self, most: usize, copies: bool) -> usize {
+        let n = most.min(self.n_left());
+        let beyond = (self.n_cached + n) % PAGE as usize;
+        if copies && beyond < n { n - beyond } else { n }
+    }
+
+    /// The last whole page, if it is listed and ends where the sequence does.
+    pub fn page_at_end(&self) -> Option<PageId> {
+        let n = self.n_cached / PAGE as usize;
+        (self.n_cached.is_multiple_of(PAGE as usize) && n > 0 && self.n_listed == Some(n)).then(|| self.pages[n - 1])
     }
 
     /// A pass over its next `n` tokens was submitted. Pages that are whole now are listed.
@@ -145,6 +161,7 @@ impl Sequence {
             self.n_promised += n;
         }
         self.n_cached = 0;
+        self.copy = None;
         self.n_listed = Some(0);
         self.has_tokens = false;
     }

@@ -176,6 +176,11 @@ impl KvCache {
         self.kept.iter().enumerate().map(move |(i, layer)| (writer(i), layer))
     }
 
+    /// The tensors of states.
+    pub(crate) fn states(&self) -> impl Iterator<Item = &Tensor> {
+        self.kept.iter().filter(|layer| matches!(layer, LayerCache::State { .. })).flat_map(LayerCache::tensors)
+    }
+
     /// All tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.kept.iter().flat_map(LayerCache::tensors)

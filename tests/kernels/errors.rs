@@ -614,7 +614,7 @@ fn sampling_shapes() {
     let mask_logits: [Operand; 2] = [("allowed", &[1, 2], &[1, 1], "allowed"), ("logits", &[1, 33], &[1, 33], "")];
     check("mask_logits", &mask_logits, |rec, _, t| kernels::mask_logits(rec, &t[0], &t[1]));
     let sample: [Operand; 3] =
-        [("sampling", &[12], &[2, 6], "sampling"), ("logits", &[1, 5], &[1, 5], ""), ("ids", &[1], &[2], "ids")];
+        [("sampling", &[1, 12], &[2, 6], "sampling"), ("logits", &[1, 5], &[1, 5], ""), ("ids", &[1], &[2], "ids")];
     check("sample", &sample, |rec, state, t| kernels::sample(rec, &t[0], state, &t[1], &t[2]));
     let advance: [Operand; 2] = [("ids", &[1], &[1, 1], "ids"), ("tokens", &[4], &[4], "")];
     check("advance", &advance, |rec, state, t| kernels::advance(rec, state, &t[0], &t[1]));
