@@ -186,12 +186,9 @@ fn shared_prompts_save_their_computation() {
 fn dropped_texts_leave_the_others_alone() {
     let model = builtin(&common::cpu());
     let options = EngineOptions { max_sequences: 8, max_queued: 64, ..EngineOptions::default() };
-    let requests: Vec<Request> =
-        prompts(&model, 24, 3).into_iter().map(|ids| Request::new(ids, greedy(24))).collect();
-    let alone: Vec<Vec<u32>> = requests
-        .iter()
-        .map(|request| together(&model, &options, &[(0, request.clone())]).0[0].ids())
-        .collect();
+    let requests: Vec<Request> = prompts(&model, 24, 3).into_iter().map(|ids| Request::new(ids, greedy(24))).collect();
+    let alone: Vec<Vec<u32>> =
+        requests.iter().map(|request| together(&model, &options, &[(0, request.clone())]).0[0].ids()).collect();
     let (engine, mut driver) = Engine::new(&model, &options).unwrap();
     let mut streams: Vec<Option<Stream>> =
         requests.iter().map(|request| Some(engine.submit(request.clone()).unwrap())).collect();
@@ -237,7 +234,10 @@ fn cancelled_texts_and_those_whose_time_is_over_end_at_once() {
     let text = collect(stream).unwrap();
     assert!(text.pieces.len() <= 2, "{} tokens", text.pieces.len());
     assert_eq!(text.reason, Some(StopReason::Cancelled));
-    assert_eq!(collect(late).unwrap(), Text { pieces: vec![], reason: Some(StopReason::Deadline), usage: Usage::default() });
+    assert_eq!(
+        collect(late).unwrap(),
+        Text { pieces: vec![], reason: Some(StopReason::Deadline), usage: Usage::default() }
+    );
 }
 
 /// What waits is bounded; a higher priority goes first; what was taken is finished after the engine is closed.
@@ -284,7 +284,10 @@ fn what_no_engine_can_do_is_refused_by_name() {
         (with(GenerateOptions { temperature: f32::NAN, ..greedy(1) }), "temperature"),
         (with(GenerateOptions { prompt_lookup: 3, logprobs: None, ..greedy(1) }), "prompt_lookup"),
         (with(GenerateOptions { logit_bias: [(1 << 30, 1.0)].into(), ..greedy(1) }), "logit_bias"),
-        (with(GenerateOptions { context_policy: tilewright::generate::ContextPolicy::Slide, ..greedy(1) }), "context_policy"),
+        (
+            with(GenerateOptions { context_policy: tilewright::generate::ContextPolicy::Slide, ..greedy(1) }),
+            "context_policy",
+        ),
     ] {
         let said = refused(request);
         assert!(said.contains(named), "{named}: {said}");
@@ -318,7 +321,8 @@ fn a_batch_takes_the_dispatches_of_one_text() {
         let options = EngineOptions { max_sequences: 8, ..EngineOptions::default() };
         for n in [1, 8] {
             let (engine, mut driver) = Engine::new(&model, &options).unwrap();
-            let request = || Request::new(vec![1, 7], GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(20) });
+            let request =
+                || Request::new(vec![1, 7], GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(20) });
             let _streams: Vec<Stream> = (0..n).map(|_| engine.submit(request()).unwrap()).collect();
             for _ in 0..12 {
                 block_on(driver.step()).unwrap();
