@@ -8,7 +8,7 @@ use common::{Rng, block_on, executors, find_data};
 use tilewright::engine::{Driver, Engine, EngineOptions, Request, Stream, Usage};
 use tilewright::generate::{Piece, StopReason};
 use tilewright::load::ModelFile;
-use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
+use tilewright::{Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
 fn builtin(device: &Device) -> Model {
     Model::from_file(device, ModelFile::builtin().unwrap(), LoadOptions::default()).unwrap()
@@ -337,4 +337,56 @@ fn a_batch_takes_the_dispatches_of_one_text() {
             assert!(counters.submits <= 1, "{n} on {}: {}", info.name, counters.submits);
         }
     }
+}
+
+/// Where the device is lost, the model is loaded again and every text goes on with the tokens that it would have had.
+#[test]
+fn after_a_lost_device_texts_go_on_with_the_same_tokens() {
+    let open = || block_on(Device::open(&DeviceChoice::Gpu, None));
+    let Some(device) = common::gpu_from(open()) else { return };
+    let requests: Vec<Request> = [5, 90, 40]
+        .into_iter()
+        .map(|n| {
+            let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(12) };
+            Request::new(vec![1; n], options)
+        })
+        .collect();
+    let mut recovery = Recovery::new(open, Model::builtin, |_| ());
+    let model = recovery.load(&device).unwrap();
+    let whole: Vec<Vec<u32>> = requests
+        .iter()
+        .map(|request| together(&model, &EngineOptions::default(), &[(0, request.clone())]).0[0].ids())
+        .collect();
+    let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+    let streams: Vec<Stream> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+    for _ in 0..5 {
+        block_on(driver.step()).unwrap();
+    }
+    device.destroy();
+    engine.close();
+    block_on(driver.run_with(&mut recovery));
+    for (stream, whole) in streams.into_iter().zip(&whole) {
+        assert_eq!(collect(stream).unwrap().ids(), *whole);
+    }
+    assert_eq!(engine.stats().n_failed, 0);
+}
+
+/// Without anything to load it again with, every text ends with an error, and so does the engine.
+#[test]
+fn a_lost_device_fails_what_it_computed() {
+    let Some(device) = common::gpu_from(block_on(Device::open(&DeviceChoice::Gpu, None))) else { return };
+    let model = builtin(&device);
+    let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+    let streams: Vec<Stream> =
+        (0..3).map(|i| engine.submit(Request::new(vec![1, 5 + i], greedy(50))).unwrap()).collect();
+    for _ in 0..4 {
+        block_on(driver.step()).unwrap();
+    }
+    device.destroy();
+    assert!(block_on(driver.step()).is_err());
+    for stream in streams {
+        assert!(collect(stream).is_err());
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.n_failed, stats.n_running, stats.n_free_pages), (3, 0, stats.n_pages));
 }
