@@ -11,7 +11,7 @@ use tilewright::kernels::{
 };
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType, Workspace};
 
-use crate::common::{self, shared};
+use crate::common::shared;
 
 /// Name, a shape that fits, one that does not, and the operand that the error names: some kernels take any shape for
 /// the first operand and hold the others against it.

@@ -7,7 +7,7 @@ use tilewright::kernels::{self, LayerNorm, Linear};
 
 use crate::common::Expected;
 #[cfg(not(target_arch = "wasm32"))]
-use crate::common::shared;
+use crate::common::{self, shared};
 use crate::harness::{Case, Data, FLUSH, Job, Operand, ROUND, Want, sum_rounding};
 use crate::inputs::{Inputs, Source, dequantise, has_case};
 use crate::linear::{Rows, product};
