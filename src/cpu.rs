@@ -13,7 +13,7 @@ use crate::counters::LiveCounters;
 use crate::device::WordCopy;
 use crate::dtype::WeightType;
 use crate::error::Error;
-use crate::recording::Step;
+use crate::recording::{Products, Step};
 use crate::tensor::Tensor;
 
 mod activation;
@@ -209,6 +209,8 @@ pub(crate) struct Call<'a> {
     pub weight: Option<WeightType>,
     /// Whether activations that meet quantised weights may be rounded.
     pub rounds: bool,
+    /// How products with few rows and with many are told apart.
+    pub products: Products,
     /// The order of the first operand's weights, if its rows do not come one after the other.
     pub panels: Option<Panels>,
     pub operands: Vec<Operand<'a>>,
@@ -446,6 +448,7 @@ fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
             None => Operand::Read(&[]),
         })
         .collect();
-    twin(Call { params: &step.params, weight: step.variant.weight, rounds, panels, operands });
+    let products = step.products;
+    twin(Call { params: &step.params, weight: step.variant.weight, rounds, products, panels, operands });
     Ok(())
 }

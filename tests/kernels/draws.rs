@@ -58,11 +58,11 @@ fn all_settings() -> Vec<Setting> {
 /// Tokens drawn at positions 1 to `DRAWS`: `sample` and `advance` in turn, in one recording, after `mask_logits`.
 fn draws(device: &Device, setting: &Setting) -> Result<Vec<u32>, Error> {
     let vocab = setting.logits.len() as u32;
-    let sampling = device.upload("sampling", &[Sampling::WORDS], &sampling_words(setting.sampling))?;
+    let sampling = device.upload("sampling", &[1, Sampling::WORDS], &sampling_words(setting.sampling))?;
     let logits = device.upload("logits", &[1, vocab], &setting.logits)?;
     let mut words = vec![0u32; setting.logits.len().div_ceil(32)];
     (0..setting.logits.len()).filter(|&id| setting.allows(id)).for_each(|id| words[id / 32] |= 1 << (id % 32));
-    let allowed = device.upload("allowed", &[words.len() as u32], &words)?;
+    let allowed = device.upload("allowed", &[1, words.len() as u32], &words)?;
     let ids = Tensor::declare("ids", Role::Activations, &[1], DType::U32)?;
     let tokens = Tensor::declare("tokens", Role::Activations, &[DRAWS + 1], DType::U32)?;
     let state = StepState::declare()?;

@@ -605,13 +605,13 @@ fn mol_shapes() {
 #[test]
 fn sampling_shapes() {
     let penalize: [Operand; 4] = [
-        ("sampling", &[12], &[8], "sampling"),
+        ("sampling", &[1, 12], &[1, 8], "sampling"),
         ("tokens", &[4], &[4], ""),
-        ("biases", &[4], &[4], ""),
+        ("biases", &[1, 4], &[2, 4], "biases"),
         ("logits", &[1, 5], &[1, 5], ""),
     ];
     check("penalize", &penalize, |rec, state, t| kernels::penalize(rec, &t[0], state, &t[1], &t[2], &t[3]));
-    let mask_logits: [Operand; 2] = [("allowed", &[2], &[1], "allowed"), ("logits", &[1, 33], &[1, 33], "")];
+    let mask_logits: [Operand; 2] = [("allowed", &[1, 2], &[1, 1], "allowed"), ("logits", &[1, 33], &[1, 33], "")];
     check("mask_logits", &mask_logits, |rec, _, t| kernels::mask_logits(rec, &t[0], &t[1]));
     let sample: [Operand; 3] =
         [("sampling", &[12], &[2, 6], "sampling"), ("logits", &[1, 5], &[1, 5], ""), ("ids", &[1], &[2], "ids")];
