@@ -71,7 +71,7 @@ const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
 /// each kernel's weight types and the first of each of its forms run as well, and without.
 const SHARE: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [6, 7] };
 /// The same of the kernels of [`SLOW`], which a browser's software adapter compiles for half a second each, too.
-const SHARE_OF_SLOW: [u64; 2] = if cfg!(target_arch = "wasm32") { [60, 48] } else { [120, 96] };
+const SHARE_OF_SLOW: [u64; 2] = if cfg!(target_arch = "wasm32") { [40, 32] } else { [120, 96] };
 /// Kernels that take a software adapter seconds: to compile, with a pipeline for nearly each case, or to run.
 const SLOW: [&str; 13] = [
     "attention",
