@@ -11,7 +11,7 @@ use tilewright::kernels::{
 };
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType, Workspace};
 
-use crate::common;
+use crate::common::shared;
 
 /// Name, a shape that fits, one that does not, and the operand that the error names: some kernels take any shape for
 /// the first operand and hold the others against it.
@@ -406,7 +406,7 @@ fn rope_shapes() {
 /// llvmpipe would leave the loop over such rows early, and what it had by then would be the result.
 #[test]
 fn rows_that_an_invocation_cannot_walk_are_refused() {
-    let Some(device) = common::gpu(Some(Tier::Scalar)) else { return };
+    let Some(device) = shared::gpu(Some(Tier::Scalar)) else { return };
     let long = 1 << 18;
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     let (x, b, y) = (declare(&[8, long]), declare(&[long, 2]), declare(&[8, 2]));
@@ -422,7 +422,7 @@ fn rows_that_an_invocation_cannot_walk_are_refused() {
 #[test]
 fn long_work_is_cut_into_dispatches() {
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
-    for device in common::executors() {
+    for device in shared::executors() {
         let (x, y) = (declare(&[128, 1024]), declare(&[128, 2816]));
         let w = Matrix::declare(&device.target(), "w", WeightType::Q4_0, 2816, 1024).expect("the matrix is valid");
         let mut rec = device.recorder();
@@ -437,7 +437,7 @@ fn long_work_is_cut_into_dispatches() {
 
 #[test]
 fn products_are_split_where_it_was_asked_for() {
-    let Some(device) = common::gpu(Some(Tier::Baseline)) else { return };
+    let Some(device) = shared::gpu(Some(Tier::Baseline)) else { return };
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     let x = declare(&[8, 2048]);
     let w = Matrix::declare(&device.target(), "w", WeightType::Q4_0, 64, 2048).expect("the matrix is valid");
