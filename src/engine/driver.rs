@@ -108,7 +108,7 @@ impl Driver {
         let said = error.to_string();
         let mut error = Some(error);
         for sequence in std::mem::take(&mut self.running) {
-            let other = || Error::Gpu { context: "another text".into(), message: said.clone() };
+            let other = || Error::Gpu { context: "computing several texts".into(), message: said.clone() };
             let teller = self.leave(sequence);
             teller.fail(error.take().unwrap_or_else(other));
             self.update(|stats| stats.n_failed += 1);

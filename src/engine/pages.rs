@@ -36,6 +36,8 @@ pub(super) struct Pages {
     listed: HashMap<Key, PageId>,
     /// Pages that sequences have asked for and not taken yet.
     n_promised: usize,
+    /// Listed pages that nobody holds.
+    n_kept: usize,
     /// Grows with each use.
     clock: u64,
     keeps: bool,
@@ -61,6 +63,7 @@ impl Pages {
             free: (1..n).rev().collect(),
             listed: HashMap::new(),
             n_promised: 0,
+            n_kept: 0,
             clock: 0,
             keeps,
             free_copies: n_copies.map(|n| (0..n).rev().collect()),
@@ -78,7 +81,7 @@ impl Pages {
 
     /// Pages that nobody holds and that are kept.
     pub fn n_kept(&self) -> usize {
-        self.pages.iter().filter(|page| page.n_holders == 0 && page.key.is_some()).count()
+        self.n_kept
     }
 
     /// The listed pages that a sequence of these tokens begins with, whole ones alone. It holds them from now on.
@@ -118,6 +121,7 @@ impl Pages {
     fn hold(&mut self, id: PageId) {
         self.clock += 1;
         let page = &mut self.pages[id as usize];
+        self.n_kept -= usize::from(page.n_holders == 0 && page.key.is_some());
         page.n_holders += 1;
         page.used_at = self.clock;
     }
@@ -125,7 +129,7 @@ impl Pages {
     /// Sees to it that `n` pages will be there when they are taken, beside those that were promised before. False, and nothing is
     /// promised, if there are too few.
     pub fn promise(&mut self, n: usize) -> bool {
-        let has_room = self.n_promised + n <= self.free.len() + self.n_kept();
+        let has_room = self.n_promised + n <= self.free.len() + self.n_kept;
         if has_room {
             self.n_promised += n;
         }
@@ -151,6 +155,7 @@ impl Pages {
         let kept = (0..).zip(&self.pages).filter(|(_, page)| is_last(page));
         let (id, _) = kept.min_by_key(|(_, page)| page.used_at)?;
         self.unlist(id);
+        self.n_kept -= 1;
         Some(id)
     }
 
@@ -184,13 +189,16 @@ impl Pages {
     pub fn release(&mut self, id: PageId) {
         let page = &mut self.pages[id as usize];
         page.n_holders -= 1;
-        if page.n_holders == 0 && page.key.is_none() {
-            self.free.push(id);
+        match (page.n_holders, &page.key) {
+            (0, None) => self.free.push(id),
+            (0, Some(_)) => self.n_kept += 1,
+            _ => {}
         }
     }
 
     /// Forgets what kept pages hold.
     pub fn forget(&mut self) {
+        self.n_kept = 0;
         let listed: Vec<PageId> = self.listed.drain().map(|(_, id)| id).collect();
         for id in listed {
             let page = &mut self.pages[id as usize];
