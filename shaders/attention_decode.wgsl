@@ -1,4 +1,4 @@
-// Attention of one token, from its projection on: normalises and rotates its queries and keys, writes keys and values to
+// Attention of one token, or of one of each of several sequences, from its projection on: normalises and rotates its queries and keys, writes keys and values to
 // their cache slots, and weighs the values of all keys that the token sees, with grouped queries, an optional window and
 // a soft cap:
 //
@@ -10,7 +10,7 @@
 // queries; with several parts, `attention_merge` puts them together. The token's own key belongs to the first part. All
 // workgroups of that part make it for themselves, and one of them writes it to the cache, where nobody reads it in this
 // dispatch. A streaming softmax walks the keys in tiles of WG and rescales what it has when a larger score appears.
-// Of heads wider than 256 a workgroup has 256 columns of the values. Dispatch (Hkv * ceil(D / 256) * ceil(H / Hkv / ROWS)
+// Of heads wider than 256 a workgroup has 256 columns of the values. Dispatch (T * Hkv * ceil(D / 256) * ceil(H / Hkv / ROWS)
 // folded over x and y, splits). Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135; Dao et al.
 // 2023, "Flash-Decoding for long-context inference".
 #import reduce t0=reduce_four t2=reduce_four_subgroup
@@ -26,11 +26,11 @@
 @group(0) @binding(1) var<storage, read> state: array<u32>;       // step state
 @group(0) @binding(2) var<storage, read> table: array<vec2<f32>>; // [rows, rot_dims / 2] of (cos, sin); those of queries from `query_row` on
 @group(0) @binding(3) var<storage, read> weight: array<f32>;      // norms of queries and keys; any buffer without NORM
-@group(0) @binding(4) var<storage, read> qkv: array<vec4<f32>>;   // [4 query_start + (H + 2 Hkv) D], D a multiple of 4 up to 512
+@group(0) @binding(4) var<storage, read> qkv: array<vec4<f32>>;   // [T, 4 query_start + (H + 2 Hkv) D], D a multiple of 4 up to 512
 @group(0) @binding(5) var<storage, read> sinks: array<f32>;       // [H]; any buffer without SINKS
 @group(0) @binding(6) var<storage, read_write> k: array<vec4<u32>>; // [Hkv, slots, row]
 @group(0) @binding(7) var<storage, read_write> v: array<vec4<u32>>; // [Hkv, slots, row]
-@group(0) @binding(8) var<storage, read_write> y: array<vec4<f32>>; // [H, D], or parts [H, splits, D + 4]
+@group(0) @binding(8) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D], or parts [T, H, splits, D + 4]
 
 const WG: u32 = 64u;
 override ROWS: u32 = 4u; // 1 to 4, and up to 2 of more than 256 columns
@@ -49,16 +49,23 @@ fn attention_decode(
     let quads = params.head_dim / 4u;
     let n_columns = (quads + COLUMNS - 1u) / COLUMNS;
     let part = group_index(group, grid) / params.n_kv_heads % n_columns * COLUMNS; // its first quad
-    let first_row = group_index(group, grid) / params.n_kv_heads / n_columns * ROWS;
-    let keys = part_range(group.z);
+    let fours = (params.n_heads / params.n_kv_heads + ROWS - 1u) / ROWS;
+    let first_row = group_index(group, grid) / params.n_kv_heads / n_columns % fours * ROWS;
+    let token = group_index(group, grid) / params.n_kv_heads / n_columns / fours;
+    if (token >= params.n_tokens) {
+        return;
+    }
+    let own = rows_of(token);
+    let pos = state[own.state + POS];
+    let angles = state[own.state + ANGLES];
+    let keys = part_range(group.z, pos);
     let is_first = group.z == 0u;
-    if ((keys.x >= keys.y && !is_first) || first_row >= n_rows()) {
+    if (keys.x >= keys.y && !is_first) {
         return;
     }
     let stride = 256u / ROWS;
-    let query = queries_of(rows_from(first_row, all_rows()), kv_head); // query heads, with a single token
-    let row = 4u * params.query_start;
-    let pos = state[POS];
+    let query = queries_of(rows_from(first_row, own), kv_head); // query heads
+    let row = 4u * (params.query_start + token * params.query_stride);
 
     var scale = vec4<f32>(1.0);
     if (NORM != 0u) {
@@ -73,7 +80,7 @@ fn attention_decode(
     }
     for (var r = 0u; r < ROWS; r++) {
         for (var i = local; i < quads; i += WG) {
-            quads_of_rows[r * stride + i] = head_quad(head_at(row, query[r], scale[r], pos), i);
+            quads_of_rows[r * stride + i] = head_quad(head_at(row, query[r], scale[r], pos, angles), i);
         }
     }
     workgroupBarrier();
@@ -99,13 +106,13 @@ fn attention_decode(
             let all = workgroup_sum(local, squares);
             own_scale = vec2<f32>(norm_scale(of_key, all.x), norm_scale(of_value, all.y));
         }
-        let key = head_at(row, of_key, own_scale.x, pos);
-        let value = head_at(row, of_value, own_scale.y, pos);
+        let key = head_at(row, of_key, own_scale.x, pos, angles);
+        let value = head_at(row, of_value, own_scale.y, pos, angles);
         var products = vec4<f32>();
         for (var i = local; i < quads; i += WG) {
-            let own = cached_quad(key, i);
+            let own_quad = cached_quad(key, i);
             for (var r = 0u; r < ROWS; r++) {
-                products[r] += dot(quads_of_rows[r * stride + i], own);
+                products[r] += dot(quads_of_rows[r * stride + i], own_quad);
             }
         }
         let score = scores(workgroup_sum(local, products));
@@ -114,13 +121,13 @@ fn attention_decode(
         sum = sum * exp(highest - next) + select(vec4<f32>(), weight, local == 0u);
         highest = next;
         if (slice == 0u) {
-            let own = cached_quad(value, quad);
+            let own_value = cached_quad(value, quad);
             for (var r = 0u; r < ROWS; r++) {
-                acc[r] = weight[r] * own;
+                acc[r] = weight[r] * own_value;
             }
         }
         if (first_row == 0u && part == 0u && pos < params.capacity) {
-            let to = slot_at(kv_head, pos);
+            let to = slot_at(own, kv_head, pos);
             for (var u = local; u < row_units(); u += WG) {
                 k[to + u] = row_unit(key, u);
                 v[to + u] = row_unit(value, u);
@@ -132,7 +139,7 @@ fn attention_decode(
         let is_there = s < keys.y;
         var score = vec4<f32>(LOWEST);
         if (is_there) {
-            let at = slot_at(kv_head, s);
+            let at = slot_at(own, kv_head, s);
             var products = vec4<f32>();
             for (var i = 0u; i < quads; i++) {
                 let key = key_quad(at, i);
@@ -154,7 +161,7 @@ fn attention_decode(
         if (slice < slices) {
             let n = min(WG, keys.y - start);
             for (var j = slice; j < n; j += slices) {
-                let value = value_quad(slot_at(kv_head, start + j), quad);
+                let value = value_quad(slot_at(own, kv_head, start + j), quad);
                 for (var r = 0u; r < ROWS; r++) {
                     tile[r] += weights[j][r] * value;
                 }
@@ -175,7 +182,7 @@ fn attention_decode(
             for (var i = 0u; i < slices; i++) {
                 out += quads_of_rows[r * WG + i * columns + local];
             }
-            let start = part_start(query[r], group.z);
+            let start = part_start(token * params.n_heads + query[r], group.z);
             if (params.splits == 1u) {
                 y[start + part + local] = out / total[r];
             } else {

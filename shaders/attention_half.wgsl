@@ -356,10 +356,13 @@ override EIGHTS: u32 = HEAD_DIM / 8u;
 override KEY_ROUNDS: u32 = (KEYS * EIGHTS + WG - 1u) / WG;
 override VALUE_ROUNDS: u32 = (KEYS / 4u * EIGHTS + WG - 1u) / WG;
 
-// Where the row of the tile's key `i` is, the tile's first one being in slot `slot`, after the last of which comes the first.
-// Keys past the last one repeat it.
+// Where the row of the tile's key `i` is, the tile's first one being in slot `slot`, after the last of which comes the first; or
+// with pages, at position `slot`. Keys past the last one repeat it.
 fn row_at(kv_head: u32, slot: u32, i: u32, n_keys: u32) -> u32 {
     let at = slot + min(i, n_keys - 1u);
+    if (PAGED) {
+        return kv_head * params.head_stride + slot_of(0u, at) * params.key_stride;
+    }
     return kv_head * params.head_stride + select(at, at - params.slots, at >= params.slots) * params.key_stride;
 }
 
@@ -453,10 +456,11 @@ fn attention_half(
     let share = params.n_heads / params.n_kv_heads;
     // Keys that all rows see: from the first one of the last row to the end of those of the first.
     let common_keys = vec2<u32>(
-        visible((tile.end - 1u) / share, tile.keys).x, visible(tile.first / share, tile.keys).y,
+        visible(position_of((tile.end - 1u) / share, tile), tile.keys).x,
+        visible(position_of(tile.first / share, tile), tile.keys).y,
     );
     let row = rows_from(tile.first + row_of(local), tile);
-    let seen = visible(row.x / share, tile.keys);
+    let seen = visible(position_of(row.x / share, tile), tile.keys);
     let own_quad = lane_of(local) * QUADS;
 
     let factor = params.scale * select(1.0, LOG2_E, params.soft_cap == 0.0);
@@ -485,7 +489,7 @@ fn attention_half(
     var sum = 0.0; // of the weights that the invocation made
     var sums = Sums();
     // Of the tile's first key; it may pass the last one, but not twice, as each key that is seen has a slot of its own.
-    var slot = keys.x % params.slots;
+    var slot = select(keys.x % params.slots, keys.x, PAGED);
     // Padding may see no key.
     var ahead = read_keys(local, kv_head, slot, max(keys.y, keys.x + 1u) - keys.x);
     for (var s = keys.x; s < keys.y; s += KEYS) {

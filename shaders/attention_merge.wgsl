@@ -2,15 +2,15 @@
 //
 //     y[h] = sum over parts of exp(highest_p - highest) * sums_p / sum over parts of exp(highest_p - highest) * total_p
 //
-// Dispatch (ceil(H * D / 256) folded over x and y), four columns of a query per invocation.
+// Dispatch (ceil(T * H * D / 256) folded over x and y), four columns of a query per invocation.
 #import attention
 #import parts
 #import fold
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;    // step state
-@group(0) @binding(2) var<storage, read> parts: array<vec4<f32>>;   // [H, splits, D + 4]
-@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>; // [H, D]
+@group(0) @binding(2) var<storage, read> parts: array<vec4<f32>>;   // [T, H, splits, D + 4]
+@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>; // [T, H, D]
 
 const WG: u32 = 64u;
 
@@ -23,10 +23,10 @@ fn attention_merge(
     let quads = params.head_dim / 4u;
     let id = group_index(group, grid) * WG + local;
     let query = id / quads;
-    if (query >= params.n_heads) {
+    if (query >= params.n_tokens * params.n_heads) {
         return;
     }
-    let n = n_parts();
+    let n = n_parts(state[query / params.n_heads * params.row_words + POS]);
     var highest = LOWEST;
     for (var p = 0u; p < n; p++) {
         highest = max(highest, parts[part_start(query, p) + quads].x);

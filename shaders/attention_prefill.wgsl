@@ -61,10 +61,10 @@ fn attention_prefill(
     let query = queries_of(rows, kv_head);
     let token = tokens_of(rows);
     let seen = array<vec2<u32>, 4>(
-        visible(token.x, tile.keys),
-        visible(token.y, tile.keys),
-        visible(token.z, tile.keys),
-        visible(token.w, tile.keys),
+        visible(position_of(token.x, tile), tile.keys),
+        visible(position_of(token.y, tile), tile.keys),
+        visible(position_of(token.z, tile), tile.keys),
+        visible(position_of(token.w, tile), tile.keys),
     );
     let first = vec4<u32>(seen[0].x, seen[1].x, seen[2].x, seen[3].x);
     let end = vec4<u32>(seen[0].y, seen[1].y, seen[2].y, seen[3].y);
@@ -83,7 +83,7 @@ fn attention_prefill(
                     queries[i * PART + lane] = q[at + part * PART + lane];
                 }
                 for (var i = four; i < TILE_KEYS; i += 4u) {
-                    let at = params.key_start + slot_at(kv_head, min(s + i, keys.y - 1u));
+                    let at = params.key_start + slot_at(tile, kv_head, min(s + i, keys.y - 1u));
                     staged[i * STRIDE + lane] = key_quad(at, part * PART + lane);
                 }
             }
@@ -122,7 +122,7 @@ fn attention_prefill(
             let n = min(PART, quads - min(start, quads));
             if (lane < n) {
                 for (var i = four; i < TILE_KEYS; i += 4u) {
-                    let at = params.value_start + slot_at(kv_head, min(s + i, keys.y - 1u));
+                    let at = params.value_start + slot_at(tile, kv_head, min(s + i, keys.y - 1u));
                     staged[i * STRIDE + lane] = value_quad(at, start + lane);
                 }
             }

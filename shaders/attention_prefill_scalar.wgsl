@@ -51,7 +51,7 @@ fn attention_prefill(
             if (has_far) {
                 far = begin(tile.first + 4u, tile, kv_head, keys, 0u);
             }
-            attend(&near, &far, has_far, kv_head, keys);
+            attend(&near, &far, has_far, tile, kv_head, keys);
         }
     }
 }

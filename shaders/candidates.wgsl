@@ -5,16 +5,16 @@
 // The k-th key is a radix selection over the part's keys, which stay in registers. Without top-k, or with more than MOST,
 // there are no lists.
 //
-// Dispatch (P, 1, 1), one workgroup for each part.
+// Rows of logits have settings of their own. Dispatch (P, rows, 1), one workgroup for each part.
 #import order
 #import sampling
 #import radix
 
-struct Params { n_vocab: u32, n_parts: u32, _pad0: u32, _pad1: u32 } // V, P
+struct Params { n_vocab: u32, n_parts: u32, row_words: u32, found_stride: u32 } // V, P
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> sampling: array<u32>;          // sampling settings
-@group(0) @binding(2) var<storage, read> logits: array<f32>;            // [V]
-@group(0) @binding(3) var<storage, read_write> found: array<vec2<u32>>; // [P] of (highest, left out), [P, k] of (key, id)
+@group(0) @binding(1) var<storage, read> sampling: array<u32>;          // [rows], sampling settings
+@group(0) @binding(2) var<storage, read> logits: array<f32>;            // [rows, V]
+@group(0) @binding(3) var<storage, read_write> found: array<vec2<u32>>; // of each row [P] of (highest, left out), [P, k] of (key, id)
 
 const WG: u32 = 256u;
 const PART: u32 = WG * EACH; // logits of a part
@@ -26,6 +26,8 @@ var<workgroup> n_tied: atomic<u32>;
 @compute @workgroup_size(WG)
 fn candidates(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let first = group.x * PART;
+    let own_logits = group.y * params.n_vocab;
+    let own_found = group.y * params.found_stride;
     let n = min(params.n_vocab - first, PART);
     if (local == 0u) {
         atomicStore(&highest, 0u);
@@ -38,7 +40,7 @@ fn candidates(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     for (var j = 0u; j < EACH; j++) {
         let c = j * WG + local;
         if (c < n) {
-            let logit = logits[first + c];
+            let logit = logits[own_logits + first + c];
             keys[j] = select(NON_FINITE, order_key(logit), is_finite(logit));
             mine = max(mine, keys[j]);
         }
@@ -46,7 +48,7 @@ fn candidates(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     atomicMax(&highest, mine);
 
     var left_out = 0u;
-    let k = sampling[TOP_K];
+    let k = sampling[group.y * SETTINGS + TOP_K];
     if (has_lists(k, params.n_vocab)) {
         let n_listed = min(k, n);
         let kth = kth_key(local, &keys, n_listed);
@@ -54,7 +56,7 @@ fn candidates(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
         // Of those with the cut's own key as many as there is room for.
         let need = kth.y;
         left_out = select(0u, cut, kth.z > need);
-        let list = params.n_parts + group.x * k;
+        let list = own_found + params.n_parts + group.x * k;
         for (var j = 0u; j < EACH; j++) {
             let pair = vec2<u32>(keys[j], first + j * WG + local);
             if (pair.x > cut) {
@@ -72,6 +74,6 @@ fn candidates(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     }
     workgroupBarrier();
     if (local == 0u) {
-        found[group.x] = vec2<u32>(atomicLoad(&highest), left_out);
+        found[own_found + group.x] = vec2<u32>(atomicLoad(&highest), left_out);
     }
 }

@@ -4,10 +4,11 @@
 //     S = exp(a softplus(alpha[t] + dt)) S;   S += k[t] (beta[t] (v[t] - S^T k[t]))^T;   o = S^T q[t] / sqrt(Dk)
 //     y[t] = weight * o / sqrt(mean of o^2 + eps) * silu(z[t])
 //
-// with q and k of length 1 and beta = sigmoid. The matrix S before the pass is in one of N_STATES slots by its position, and
-// the last one goes to another. Dispatch (heads folded over x and y), one workgroup per value head.
+// with q and k of length 1 and beta = sigmoid. The matrix S before the pass is in one of `n_states` places that the
+// sequence has, by its position, and the last one goes to another. Dispatch (heads of all sequences folded over x and y), one
+// workgroup per value head.
 #import reduce t0=reduce t2=reduce_subgroup
-#import state
+#import rows
 #import silu
 #import softplus
 #import fold
@@ -15,14 +16,14 @@
 struct Params {
     n_tokens: u32, n_key_heads: u32, n_heads: u32, key_dim: u32, // T, Hk, H, Dk
     value_dim: u32, n_states: u32, x_stride: u32, grouped: u32,  // Dv
-    eps: f32, _pad0: u32, _pad1: u32, _pad2: u32,
+    eps: f32, row_words: u32, has_slots: u32, pad: u32,
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;      // step state
 @group(0) @binding(2) var<storage, read> qkv: array<f32>;        // [T, 2 Hk Dk + H Dv]
 @group(0) @binding(3) var<storage, read> x: array<f32>;          // [T, x_stride]: q, k, v as they were, then z, beta, alpha
 @group(0) @binding(4) var<storage, read> heads: array<f32>;      // a, [H]; dt, [H]; norm weight, [Dv]
-@group(0) @binding(5) var<storage, read_write> matrices: array<f32>; // [N_STATES, H, Dk, Dv]
+@group(0) @binding(5) var<storage, read_write> matrices: array<f32>; // [sequences, n_states, H, Dk, Dv]
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;    // [T, H Dv]
 
 const WG: u32 = 128u;
@@ -39,20 +40,22 @@ fn delta_rule(
     @builtin(num_workgroups) grid: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let head = group_index(group, grid);
-    if (head >= params.n_heads) {
+    let head = group_index(group, grid) % params.n_heads;
+    let sequence = group_index(group, grid) / params.n_heads;
+    if (sequence >= n_runs()) {
         return;
     }
+    let run = run_of(sequence);
     let share = params.n_heads / params.n_key_heads;
     let key_head = select(head % params.n_key_heads, head / share, params.grouped != 0u);
     let keys = params.n_key_heads * params.key_dim;
     let channels = 2u * keys + params.n_heads * params.value_dim;
     let size = params.key_dim * params.value_dim;
-    let pos = state[POS];
-    let n = min(state[N_TOKENS], params.n_tokens);
-    let to = ((pos + n) % params.n_states * params.n_heads + head) * size;
-    var at = (pos % params.n_states * params.n_heads + head) * size;
-    for (var t = 0u; t < n; t++) {
+    let pos = state[run.state + POS];
+    let place = run.slot * params.n_states;
+    let to = ((place + (pos + run.n) % params.n_states) * params.n_heads + head) * size;
+    var at = ((place + pos % params.n_states) * params.n_heads + head) * size;
+    for (var t = run.first; t < run.first + run.n; t++) {
         let row = t * channels;
         var squares = vec2<f32>();
         for (var i = local; i < params.key_dim; i += WG) {
@@ -67,7 +70,7 @@ fn delta_rule(
         let beta = 1.0 / (1.0 + exp(min(-x[after_z + head], 88.0)));
         let step = softplus(x[after_z + params.n_heads + head] + heads[params.n_heads + head]);
         let decay = exp(heads[head] * step);
-        let begins = t == 0u && pos == 0u;
+        let begins = t == run.first && pos == 0u;
         var sum_sq = 0.0;
         for (var c = local; c < params.value_dim; c += WG) {
             var known = 0.0;
@@ -99,7 +102,7 @@ fn delta_rule(
         at = to;
     }
     // Rows of padding.
-    for (var t = n; t < params.n_tokens; t++) {
+    for (var t = run.first + run.n; t < run.end; t++) {
         for (var c = local; c < params.value_dim; c += WG) {
             y[(t * params.n_heads + head) * params.value_dim + c] = 0.0;
         }

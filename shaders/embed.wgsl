@@ -2,6 +2,9 @@
 //
 //     y[t, c] = factor * w[tokens[pos + t], c] (+ positions[pos + t, c])
 //
+// where the pass's tokens are the next ones of a sequence. With a row of the step state for each of them they are of different
+// sequences, and the rows have ids and positions.
+//
 // Rows that pad the pass, t >= n_tokens, and rows whose id is outside the vocabulary are zeros. They must be numbers:
 // their keys and values enter the cache, and attention multiplies those with the weight 0, which a NaN survives.
 //
@@ -11,10 +14,10 @@
 #import state
 #import fold
 
-struct Params { dim: u32, blocks: u32, w_scales: u32, slab_start: u32, slab_rows: u32, n_tokens: u32, factor: f32, n_positions: u32 }
+struct Params { dim: u32, blocks: u32, w_scales: u32, slab_start: u32, slab_rows: u32, n_tokens: u32, factor: f32, n_positions: u32, row_words: u32, pad_a: u32, pad_b: u32, pad_c: u32 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;     // step state
-@group(0) @binding(2) var<storage, read> tokens: array<u32>;    // [S]
+@group(0) @binding(2) var<storage, read> tokens: array<u32>;    // [S], or the step state
 @group(0) @binding(3) var<storage, read> w: array<vec4<u32>>;   // [slab_rows, C], packed
 @group(0) @binding(4) var<storage, read> positions: array<f32>; // [n_positions, C]; any buffer where there are none
 @group(0) @binding(5) var<storage, read_write> y: array<f32>;   // [T, C]
@@ -31,10 +34,13 @@ fn embed(
     if (token >= params.n_tokens) {
         return;
     }
-    let pos = state[POS] + token;
+    let has_row = params.row_words > 0u;
+    let own = token * params.row_words;
+    let pos = state[own + POS] + select(token, 0u, has_row);
+    let at = select(pos, own + TOKEN, has_row);
     var row = params.slab_rows; // in no slab
-    if (token < state[N_TOKENS] && pos < arrayLength(&tokens)) {
-        row = tokens[pos] - params.slab_start; // ids before the slab wrap
+    if (token < state[N_TOKENS] && at < arrayLength(&tokens)) {
+        row = tokens[at] - params.slab_start; // ids before the slab wrap
     }
     let is_held = row < params.slab_rows;
     if (!is_held && params.slab_start > 0u) {

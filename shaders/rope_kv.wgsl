@@ -1,7 +1,7 @@
 // Splits the fused projection, normalises and rotates queries and keys, and writes keys and values to their cache slots:
 //
 //     qkv[t] = q heads | k heads | v heads
-//     q[t, h] = turn(..);   k[g, slot] = turn(..), v[g, slot] = ..,   slot = (pos + t) % slots
+//     q[t, h] = turn(..);   k[g, slot] = turn(..), v[g, slot] = ..,   slot = slot_of(pos + t)
 //
 // Without key heads there are queries alone, and the cache is not written.
 //
@@ -11,12 +11,14 @@
 #import cache F32=fresh_f32 F16=fresh_f16 Q8_0=fresh_q8_0
 #import heads
 #import turn
+#import paged
 #import fold
 
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
     rot_dims: u32, style: u32, capacity: u32, eps: f32,
-    norm: u32, query_row: u32, first: u32, slots: u32, // the norm is for the CPU, which knows no overrides
+    norm: u32, query_row: u32, first: u32, slots: u32,
+    is_paged: u32, pad_a: u32, pad_b: u32, pad_c: u32, // this and the norm are for the CPU, which knows no overrides
 }
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> state: array<u32>;       // step state
@@ -54,7 +56,7 @@ fn rope_kv(
         return;
     }
     let pos = state[POS] + t;
-    let head = head_at(row, n, scale, pos);
+    let head = head_at(row, n, scale, pos, state[ANGLES]);
     if (n < params.n_heads) {
         let quads = params.head_dim / 4u;
         for (var i = lane; i < quads; i += LANES) {
@@ -62,7 +64,7 @@ fn rope_kv(
         }
     } else if (pos < params.capacity) { // padding of the last chunk may lie past the cache
         let g = (n - params.n_heads) % params.n_kv_heads;
-        let to = (g * params.slots + pos % params.slots) * row_units();
+        let to = (g * params.slots + slot_of(0u, pos)) * row_units();
         for (var u = lane; u < row_units(); u += LANES) {
             if (n < params.n_heads + params.n_kv_heads) {
                 k[to + u] = row_unit(head, u);

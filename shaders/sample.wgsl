@@ -15,33 +15,37 @@
 // ties with the k-th are too many for lists. The sums of steps 3 and 5 have the same terms in the same order either way, so
 // the token is the same.
 //
-// Dispatch (1, 1, 1).
+// Rows of logits have settings, and a row of the step state, of their own. Dispatch (rows, 1, 1).
 #import reduce
 #import order
 #import sampling
 #import state
 #import radix
 
-struct Params { n_vocab: u32, n_parts: u32, _pad0: u32, _pad1: u32 } // V, P
+struct Params { n_vocab: u32, n_parts: u32, row_words: u32, found_stride: u32 } // V, P
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> sampling: array<u32>;    // sampling settings
+@group(0) @binding(1) var<storage, read> sampling: array<u32>;    // [rows], sampling settings
 @group(0) @binding(2) var<storage, read> state: array<u32>;       // step state
-@group(0) @binding(3) var<storage, read> logits: array<f32>;      // [V]
-@group(0) @binding(4) var<storage, read> found: array<vec2<u32>>; // of `candidates`
-@group(0) @binding(5) var<storage, read_write> ids: array<u32>;   // [1]
+@group(0) @binding(3) var<storage, read> logits: array<f32>;      // [rows, V]
+@group(0) @binding(4) var<storage, read> found: array<vec2<u32>>; // of `candidates`, a row after the other
+@group(0) @binding(5) var<storage, read_write> ids: array<u32>;   // [rows]
 
 const WG: u32 = 256u;
 const FIXED: f32 = 1073741824.0; // 2^30 stands for probability 1: sums of a whole vocabulary stay below 2^32
 
 // Where tokens in question are.
 const LOGITS: u32 = 0u; // all of them
-const LISTS: u32 = 1u;  // of `candidates`
+const LISTS: u32 = 1u;  // of `candidates`, a row after the other
 const KEPT: u32 = 2u;   // `kept`
 
 var<workgroup> kept: array<vec2<u32>, MOST>; // (key, id), by id
 var<workgroup> n_waiting: atomic<u32>;
 var<workgroup> n_kept: u32;
 var<workgroup> sums: array<f32, WG>;
+
+// Where the row's own begin.
+var<private> own_logits: u32 = 0u;
+var<private> own_found: u32 = 0u;
 
 // PCG hash, Jarzynski & Olano 2020, "Hash Functions for GPU Rendering".
 fn pcg(input: u32) -> u32 {
@@ -54,13 +58,13 @@ fn pcg(input: u32) -> u32 {
 fn token(source: u32, i: u32) -> vec2<u32> {
     switch source {
         case LISTS: {
-            return found[params.n_parts + i];
+            return found[own_found + params.n_parts + i];
         }
         case KEPT: {
             return kept[i];
         }
         default: {
-            return vec2<u32>(order_key(logits[i]), i);
+            return vec2<u32>(order_key(logits[own_logits + i]), i);
         }
     }
 }
@@ -112,17 +116,17 @@ fn cut_of_lists(local: u32, k: u32, highest: f32) -> u32 {
 
 // Puts the tokens of the lists whose key is at least `cut` into `kept` and returns how many they are: more than MOST if
 // there is no room for all, or if a list left one out.
-fn keep(local: u32, cut: u32) -> u32 {
+fn keep(local: u32, cut: u32, k: u32) -> u32 {
     if (local == 0u) {
         atomicStore(&n_waiting, 0u);
     }
     workgroupBarrier();
     for (var p = local; p < params.n_parts; p += WG) {
-        if (found[p].y == cut) {
+        if (found[own_found + p].y == cut) {
             atomicAdd(&n_waiting, MOST + 1u);
         }
     }
-    let n_listed = params.n_parts * sampling[TOP_K];
+    let n_listed = params.n_parts * k;
     // In rounds whose loads do not wait for each other.
     for (var start = 0u; start < n_listed; start += WG * EACH) {
         var pairs = array<vec2<u32>, EACH>();
@@ -172,11 +176,18 @@ fn keep(local: u32, cut: u32) -> u32 {
 }
 
 @compute @workgroup_size(WG)
-fn sample(@builtin(local_invocation_index) local: u32) {
+fn sample(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let settings = group.x * SETTINGS;
+    own_logits = group.x * params.n_vocab;
+    own_found = group.x * params.found_stride;
+    // A row that is not drawn keeps what is there.
+    if (bitcast<f32>(sampling[settings + TEMPERATURE]) <= 0.0) {
+        return;
+    }
     var highest = LOWEST;
     var broken = 0.0;
     for (var p = local; p < params.n_parts; p += WG) {
-        let key = found[p].x;
+        let key = found[own_found + p].x;
         if (key == NON_FINITE) {
             broken = 1.0;
         } else {
@@ -186,7 +197,7 @@ fn sample(@builtin(local_invocation_index) local: u32) {
     highest = workgroup_max(local, highest);
     if (workgroup_max(local, broken) > 0.0) {
         if (local == 0u) {
-            ids[0] = NON_FINITE;
+            ids[group.x] = NON_FINITE;
         }
         return;
     }
@@ -196,10 +207,10 @@ fn sample(@builtin(local_invocation_index) local: u32) {
     // Of tokens that a mask forbids none is left, unless nothing else is.
     let lowest = select(0u, order_key(LOWEST) + 1u, highest > LOWEST);
     var cut = lowest;
-    let k = sampling[TOP_K];
+    let k = sampling[settings + TOP_K];
     if (has_lists(k, n)) {
         cut = max(cut_of_lists(local, k, highest), lowest);
-        let n_left = keep(local, cut);
+        let n_left = keep(local, cut, k);
         if (n_left <= MOST) {
             source = KEPT;
             n = n_left;
@@ -208,7 +219,7 @@ fn sample(@builtin(local_invocation_index) local: u32) {
         cut = max(select_key(local, LOGITS, n, lowest, k, false, highest, 1.0), lowest);
     }
     let is_kept = source == KEPT;
-    let top_p = bitcast<f32>(sampling[TOP_P]);
+    let top_p = bitcast<f32>(sampling[settings + TOP_P]);
     if (top_p < 1.0) {
         // Each invocation adds up every WG-th id.
         var mass = 0.0;
@@ -222,14 +233,14 @@ fn sample(@builtin(local_invocation_index) local: u32) {
         let total = workgroup_sum(local, mass);
         cut = max(cut, select_key(local, source, n, cut, max(u32(top_p * FIXED), 1u), true, highest, total));
     }
-    let min_p = bitcast<f32>(sampling[MIN_P]);
+    let min_p = bitcast<f32>(sampling[settings + MIN_P]);
     if (min_p > 0.0) {
         // Not above the highest itself: log may round up, and -0 + 0 is +0, whose key is larger.
         cut = max(cut, min(order_key(highest + log(min_p)), order_key(highest)));
     }
 
     // Each invocation owns a run of ids; the run in which the draw falls is then walked by its owner.
-    let temperature = bitcast<f32>(sampling[TEMPERATURE]);
+    let temperature = bitcast<f32>(sampling[settings + TEMPERATURE]);
     let run = (params.n_vocab + WG - 1u) / WG;
     let start = select(min(local * run, n), 0u, is_kept);
     let end = select(min(start + run, n), n, is_kept);
@@ -250,8 +261,9 @@ fn sample(@builtin(local_invocation_index) local: u32) {
         }
         total += sums[i];
     }
-    let pos = state[POS] + state[N_TOKENS]; // of the token to be drawn
-    let bits = pcg(sampling[SEED_LOW] ^ pcg(sampling[SEED_HIGH] ^ pcg(pos)));
+    let own = group.x * params.row_words;
+    let pos = state[own + POS] + select(state[own + N_TOKENS], 1u, params.row_words > 0u); // of the token to be drawn
+    let bits = pcg(sampling[settings + SEED_LOW] ^ pcg(sampling[settings + SEED_HIGH] ^ pcg(pos)));
     let threshold = f32(bits >> 8u) * 0x1p-24 * total;
     if (sum > 0.0 && before <= threshold && threshold < before + sum) {
         // Rounding may leave the walk short of the threshold; then the run's last candidate is the one.
@@ -267,6 +279,6 @@ fn sample(@builtin(local_invocation_index) local: u32) {
                 }
             }
         }
-        ids[0] = last;
+        ids[group.x] = last;
     }
 }

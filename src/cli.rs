@@ -13,6 +13,7 @@ mod info;
 mod inspect;
 mod lora;
 mod lost;
+mod parallel;
 mod quantize;
 mod quiet;
 mod rerank;

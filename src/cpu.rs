@@ -9,11 +9,10 @@ use bytemuck::Pod;
 use web_time::Instant;
 
 use crate::counters::LiveCounters;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::device::WordCopy;
 use crate::dtype::WeightType;
 use crate::error::Error;
-use crate::recording::Step;
+use crate::recording::{Products, Step};
 use crate::tensor::Tensor;
 
 mod activation;
@@ -209,6 +208,8 @@ pub(crate) struct Call<'a> {
     pub weight: Option<WeightType>,
     /// Whether activations that meet quantised weights may be rounded.
     pub rounds: bool,
+    /// How products with few rows and with many are told apart.
+    pub products: Products,
     /// The order of the first operand's weights, if its rows do not come one after the other.
     pub panels: Option<Panels>,
     pub operands: Vec<Operand<'a>>,
@@ -358,7 +359,6 @@ impl Cpu {
     }
 
     /// The same of some words of each.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn copy_words(&self, copies: &[WordCopy]) -> Result<(), Error> {
         copies.iter().try_for_each(|WordCopy { from: (from, from_first), to: (to, to_first), n_words }| {
             let words = from.memory::<Memory>()?.read(*from_first, *n_words);
@@ -446,6 +446,7 @@ fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
             None => Operand::Read(&[]),
         })
         .collect();
-    twin(Call { params: &step.params, weight: step.variant.weight, rounds, panels, operands });
+    let products = step.products;
+    twin(Call { params: &step.params, weight: step.variant.weight, rounds, products, panels, operands });
     Ok(())
 }

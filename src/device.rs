@@ -132,7 +132,6 @@ enum Rounding {
 }
 
 /// Words of a tensor on their way into another: each with the first.
-#[cfg(not(target_arch = "wasm32"))]
 #[derive(Clone, Debug)]
 pub(crate) struct WordCopy {
     pub from: (Tensor, usize),
@@ -759,7 +758,6 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Operand`] if a tensor has not so many; errors of [`Device::allocate`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn copy_words(&self, copies: &[WordCopy]) -> Result<(), Error> {
         for WordCopy { from, to, n_words } in copies {
             for (tensor, first) in [from, to] {

@@ -9,7 +9,10 @@
 
 mod driver;
 mod options;
+mod pages;
+mod passes;
 mod queue;
+mod sequence;
 mod stream;
 
 pub use self::driver::Driver;

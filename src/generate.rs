@@ -29,6 +29,7 @@ mod stats;
 mod stop;
 #[cfg(not(target_arch = "wasm32"))]
 mod streamed;
+mod written;
 
 #[cfg(feature = "lora")]
 pub use adapter::Adapter;
@@ -37,6 +38,7 @@ pub use beam::{Beam, BeamOptions};
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use guide::TokenGuide;
+pub(crate) use guide::guide;
 pub use inside::{HeadWeights, TimedDispatch, Timeline};
 #[cfg(not(target_arch = "wasm32"))]
 pub use kept::KeptStats;
@@ -46,9 +48,11 @@ pub use options::{ContextPolicy, GenerateOptions};
 pub use passes::PASS_SIZES;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use passes::record_pass;
+pub(crate) use passes::rows_for;
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use saved::SessionLoader;
 pub use session::{Session, Snapshot};
 pub use stats::{Speculation, Stats};
 #[cfg(not(target_arch = "wasm32"))]
 pub use streamed::Streaming;
+pub(crate) use written::{Completed, Written};

@@ -54,11 +54,11 @@ pub use rope::{
 pub use sample::{NON_FINITE, Sampling, mask_logits, penalize, sample};
 pub use select_top::{MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_splits};
 pub use softmax::softmax;
-pub use state::{StepState, advance, last_row};
+pub use state::{PAGE, StateRow, StepState, advance, last_row};
 
 pub(crate) use activation::{AddParams, GatedParams, GeluParams, ScaleParams, SigmoidGateParams, SiluParams};
 pub(crate) use argmax::{ArgmaxMergeParams, ArgmaxParams};
-pub(crate) use attention::{AttentionParams, CAUSAL, MAX_HEAD_DIM, OWN_KEYS, PACKED, SINKS};
+pub(crate) use attention::{AttentionParams, CAUSAL, MAX_HEAD_DIM, OWN_KEYS, PACKED, PAGED, SINKS};
 pub(crate) use by_head::ByHeadParams;
 pub(crate) use embed::{EmbedParams, EmbedSumParams};
 pub(crate) use experts::{

@@ -96,7 +96,7 @@ pub use generate::{GenerateOptions, LoadOptions, Model, Session};
 pub use gpu::BrowserAdapter;
 pub use gpu::{AdapterKind, AdapterReport, Power};
 pub use matrix::{Matrix, file_row_bytes};
-pub use recording::{Dispatch, MemoryPlan, Recorder, Recording, Workspace};
+pub use recording::{Dispatch, MemoryPlan, Products, Recorder, Recording, Workspace};
 pub use recovery::Recovery;
 pub use saving::Saving;
 pub use shaders::Tier;

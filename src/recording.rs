@@ -18,6 +18,22 @@ use crate::shaders::{Kernel, Tier, Variant};
 use crate::target::Target;
 use crate::tensor::{Attached, Block, Role, Storage, Tensor};
 
+/// How products with few rows and with many are told apart. A row's result is then the same whatever number of rows it has beside
+/// it, which matters where texts must not depend on what is computed together with them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Products {
+    /// By the number of rows, whatever is fastest.
+    #[default]
+    Usual,
+    /// As with few rows, so many side by side, however many there are.
+    Few {
+        /// Rows that meet a weight together at most.
+        columns: u32,
+    },
+    /// As with many rows, however few there are.
+    Many,
+}
+
 /// One dispatch.
 #[derive(Debug)]
 pub(crate) struct Step {
@@ -32,6 +48,8 @@ pub(crate) struct Step {
     pub grid: [u32; 3],
     /// The layer that it belongs to, if it does to one.
     pub layer: Option<u32>,
+    /// For the CPU, which chooses by the number of rows as well.
+    pub products: Products,
 }
 
 impl Step {
@@ -63,6 +81,7 @@ pub struct Recorder {
     steps: Vec<Step>,
     /// The layer that the next steps belong to.
     layer: Option<u32>,
+    products: Products,
     #[cfg(not(target_arch = "wasm32"))]
     choices: Vec<Choice>,
 }
@@ -85,9 +104,20 @@ impl Recorder {
             target,
             steps: Vec::new(),
             layer: None,
+            products: Products::Usual,
             #[cfg(not(target_arch = "wasm32"))]
             choices: Vec::new(),
         }
+    }
+
+    /// The same, for products that are taken like this.
+    pub fn with_products(self, products: Products) -> Recorder {
+        Recorder { products, ..self }
+    }
+
+    /// How products are taken.
+    pub(crate) fn products(&self) -> Products {
+        self.products
     }
 
     /// The target recorded for.
@@ -201,6 +231,7 @@ impl Recorder {
             operands: operands.iter().map(|&o| o.clone()).collect(),
             grid,
             layer: self.layer,
+            products: self.products,
         });
         Ok(())
     }

@@ -269,6 +269,31 @@ fn tool_calls_are_enforced() {
     fails(&["run", BUILTIN, "--tools", "missing.json"], 1, &["missing.json"]);
 }
 
+/// Lines of a file, more than are computed at once: each text is that of a run of its own, in the order of the lines.
+#[test]
+fn lines_are_continued_side_by_side() {
+    let lines = ["Once upon a time", "The dog", "One day, a girl named Lily", "", "Tom had a red ball", "In the park"];
+    let path = file("lines.txt", lines.join("\n").as_bytes());
+    let path = path.to_str().unwrap();
+    let common = ["run", "--device", "cpu", "--seed", "7", "-n", "9", "--json"];
+    let output = tilewright(&[&common[..], &["--parallel", "2", "--prompt-file", path]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let told: Vec<Value> = text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(told.len(), lines.len());
+    for (i, (told, line)) in told.iter().zip(lines).enumerate() {
+        let seed = (7 + i).to_string();
+        let alone = json_of(&["run", "--device", "cpu", "--seed", &seed, "-n", "9", "--json", "--prompt", line]);
+        assert_eq!((&told["line"], &told["seed"]), (&Value::from(i), &alone["seed"]));
+        for key in ["text", "token_ids", "stop_reason"] {
+            assert_eq!(told[key], alone[key], "line {i}: {key}");
+        }
+    }
+    assert!(text(&output.stderr).contains("6 texts"), "{}", text(&output.stderr));
+    fails(&["run", "--parallel", "2"], 2, &["--prompt-file"]);
+    fails(&["run", "--parallel", "65", "--prompt-file", path], 2, &["64"]);
+    fails(&["run", "--parallel", "2", "--prompt-file", path, "--slide"], 2, &["--slide"]);
+}
+
 #[test]
 fn profile_prints_a_table_of_kernels() {
     let output = tilewright(&["--device", "cpu", "-n", "5", "--profile"]);

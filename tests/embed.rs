@@ -4,7 +4,8 @@ mod common;
 #[path = "embed/tiny.rs"]
 mod tiny;
 
-use common::{References, Rng, block_on, executors, largest_difference};
+use common::shared::{self, executors};
+use common::{References, Rng, block_on, largest_difference};
 use serde_json::Value;
 use tilewright::embed::{Place, Tokens};
 use tilewright::kernels::Pooling;
@@ -301,7 +302,7 @@ fn threads_that_share_an_encoder_do_not_mix_their_texts() {
 
 #[test]
 fn steady_batches_create_nothing_and_read_once() {
-    for device in executors() {
+    for device in common::executors() {
         let Some(embedder) = load(&device, "minilm-l6-v2", EmbedOptions::default()) else { return };
         // A software adapter cuts products that could keep it busy for long: these are below that.
         let texts = ["a quiet river", "matrix", "", "the engine ran", "of 42 vectors", "a", "naïve", "日本"];
@@ -384,7 +385,7 @@ fn every_tier_embeds_alike() {
     let references =
         References::open(&common::data(&["minilm-l6-v2"]).unwrap().join("minilm-l6-v2/embeddings.safetensors"));
     let want = references.floats("f16");
-    for device in common::gpus([Tier::Baseline, Tier::Subgroups, Tier::Scalar, Tier::F16]) {
+    for device in shared::gpus([Tier::Baseline, Tier::Subgroups, Tier::Scalar, Tier::F16]) {
         let tier = device.tier();
         let embedder = load(&device, "minilm-l6-v2", EmbedOptions::default()).unwrap();
         let n_cases = if common::is_full() { 12 } else { 4 };
@@ -402,7 +403,7 @@ fn every_tier_embeds_alike() {
 
 #[test]
 fn bad_input_is_named() {
-    for device in executors() {
+    for device in common::executors() {
         let Some(embedder) = load(&device, "minilm-l6-v2", EmbedOptions::default()) else { return };
         // Nothing to embed but [CLS] and [SEP]; and far more than fits.
         let long = "longer than anyone would read ".repeat(34_000);
@@ -449,7 +450,7 @@ fn bad_input_is_named() {
 
 #[test]
 fn texts_seen_before_are_not_computed_again() {
-    for device in executors() {
+    for device in common::executors() {
         let options = EmbedOptions { cached_vectors: 100, ..EmbedOptions::default() };
         let Some(embedder) = load(&device, "minilm-l6-v2", options) else { return };
         let texts = texts(6, 5);

@@ -18,7 +18,8 @@ use std::ops::ControlFlow;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use common::{block_on, executors, largest_difference};
+use common::shared::{self, executors};
+use common::{block_on, largest_difference};
 use serde_json::Value;
 use tilewright::generate::{ContextPolicy, Generation, Piece, Snapshot, StopReason};
 use tilewright::kernels::{KvType, RopeConfig};
@@ -85,7 +86,7 @@ fn a_layer_takes_seven_dispatches_at_most() {
         Some(path) => files.push((path, 2)),
         None => common::skip_part(format_args!("no test data `{mixed}`")),
     }
-    for device in common::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
+    for device in shared::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
         for (path, n_mixed) in &files {
             let file = path.display();
             let n_mixed = if device.tier() == Tier::Scalar { *n_mixed } else { 0 };
@@ -112,7 +113,7 @@ fn layers_of_several_weight_types_take_few_more_dispatches() {
     let [Some(plain), Some(mixed)] = files.map(|file| common::find_data(file.as_ref())) else {
         return common::skip("no test data `stories260k-wide`");
     };
-    for device in common::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups]).into_iter().chain([common::cpu()]) {
+    for device in shared::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups]).into_iter().chain([common::cpu()]) {
         let [plain, mixed] = [&plain, &mixed].map(|path| {
             let model = Model::load(&device, path, LoadOptions::default()).unwrap();
             (model.session().unwrap().decode_dispatches(), model.config().blocks.len())
@@ -151,7 +152,7 @@ fn layers_of_all_families_take_few_dispatches() {
         ("qwen35", 7),
         ("qwen35-moe", 9),
     ];
-    for device in common::gpus([Tier::Baseline, Tier::Subgroups]) {
+    for device in shared::gpus([Tier::Baseline, Tier::Subgroups]) {
         for (name, most) in families {
             let model = Model::load(&device, data.join("tiny-random").join(name), LoadOptions::default()).unwrap();
             let (config, tier) = (model.config(), device.tier().name());
@@ -184,7 +185,7 @@ fn counts_of_32(generation: &mut Generation<'_>, device: &Device, n_before: usiz
 
 #[test]
 fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
-    for device in executors() {
+    for device in common::executors() {
         let model = builtin(&device, None);
         let n_layers = model.config().blocks.len();
         for options in [endless(60), GenerateOptions { ignore_eos: true, repeat_penalty: 1.1, ..Default::default() }] {
@@ -414,7 +415,7 @@ fn prompts_give_the_same_tokens_in_passes_of_any_size() {
         (257, [(1, 257), (8, 33), (32, 9), (128, 3), (512, 1)]),
         (530, [(1, 530), (8, 67), (32, 17), (128, 5), (512, 2)]),
     ];
-    for device in executors() {
+    for device in common::executors() {
         // Longer than it was trained for, so that there are full passes of all sizes.
         let mut file = ModelFile::builtin().unwrap();
         let ModelShape::Decoder(config) = &mut file.header.shape else { panic!("it continues texts") };
@@ -449,7 +450,7 @@ fn prompts_give_the_same_tokens_in_passes_of_any_size() {
 
 #[test]
 fn few_rows_of_a_prompts_passes_are_idle() {
-    for device in executors() {
+    for device in common::executors() {
         let mut file = ModelFile::builtin().unwrap();
         let ModelShape::Decoder(config) = &mut file.header.shape else { panic!("it continues texts") };
         config.max_seq_len = 560;
@@ -536,7 +537,7 @@ fn a_prompt_in_pieces_equals_the_prompt_at_once() {
 #[test]
 fn memory_plan_is_what_is_allocated() {
     for max_pass in [128, 512] {
-        for device in executors() {
+        for device in common::executors() {
             let load = |device: &Device| {
                 let options = LoadOptions { max_pass: Some(max_pass), ..LoadOptions::default() };
                 Model::from_file(device, ModelFile::builtin().unwrap(), options).unwrap()
@@ -557,7 +558,7 @@ fn memory_plan_is_what_is_allocated() {
 
 #[test]
 fn a_model_over_the_memory_limit_is_refused_before_allocating() {
-    for device in executors() {
+    for device in common::executors() {
         let before = device.counters();
         let options = LoadOptions { memory_limit: Some(2 << 20), ..LoadOptions::default() };
         let Err(error) = Model::from_file(&device, ModelFile::builtin().unwrap(), options) else {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use common::{References, Rng, block_on, largest_difference};
+use common::{References, Rng, block_on, largest_difference, shared};
 use serde_json::{Value, json};
 use tilewright::formats::gguf::Value as Key;
 use tilewright::formats::gguf_writer::GgufHeader;
@@ -41,6 +41,11 @@ fn devices() -> Vec<Device> {
 }
 
 fn devices_in(tiers: &[Tier]) -> Vec<Device> {
+    std::iter::once(common::cpu()).chain(shared::gpus_beside_cpu(tiers.iter().copied())).collect()
+}
+
+/// The same for a test that counts what they do.
+fn devices_of_its_own(tiers: &[Tier]) -> Vec<Device> {
     std::iter::once(common::cpu()).chain(common::gpus_beside_cpu(tiers.iter().copied())).collect()
 }
 
@@ -125,7 +130,7 @@ fn logits_are_those_of_peft() {
 /// Where products of prompts are in half precision, those with factors are not.
 #[test]
 fn half_precision_is_of_the_models_weights_alone() {
-    for device in common::gpus([Tier::F16]) {
+    for device in shared::gpus([Tier::F16]) {
         let options = LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() };
         let model = Model::load(&device, tiny("qwen2"), options).unwrap();
         let adapter = model.load_adapter(adapter("qwen2"), 1.0).unwrap();
@@ -338,7 +343,7 @@ fn greedy(session: &mut tilewright::Session, ids: &[u32]) -> Vec<u32> {
 /// have; from the second round on nothing is compiled, and no buffer is made.
 #[test]
 fn adapters_take_turns() {
-    for device in devices_in(&[Tier::Subgroups, Tier::Scalar]) {
+    for device in devices_of_its_own(&[Tier::Subgroups, Tier::Scalar]) {
         let model = load(&device, &tiny("llama3-rope"));
         let adapters = ["llama3-rope", "llama3-rope-rs"].map(|name| model.load_adapter(adapter(name), 1.0).unwrap());
         let turns = [Some(&adapters[0]), None, Some(&adapters[1])];
@@ -393,7 +398,7 @@ fn adapters_take_turns() {
 /// changes, whatever is resident.
 #[test]
 fn an_adapter_adds_a_dispatch_for_each_input() {
-    for device in devices_in(&[Tier::Subgroups, Tier::Baseline, Tier::Scalar]) {
+    for device in devices_of_its_own(&[Tier::Subgroups, Tier::Baseline, Tier::Scalar]) {
         // Adapters of all inputs, and of two a layer.
         for (name, base, n_inputs) in [
             ("llama3-rope", "llama3-rope", 4),
@@ -456,7 +461,7 @@ fn a_scale_multiplies_what_is_added() {
 /// The plan counts the adapter in use, the limit all that are resident.
 #[test]
 fn memory_of_adapters_is_planned() {
-    for device in devices_in(&[Tier::Subgroups]) {
+    for device in devices_of_its_own(&[Tier::Subgroups]) {
         let path = tiny("llama3-rope");
         let model = load(&device, &path);
         let own = model.load_adapter(adapter("llama3-rope"), 1.0).unwrap();

@@ -10,7 +10,8 @@ mod inside;
 
 use std::path::Path;
 
-use common::{References, block_on, executors, largest_difference};
+use common::shared::{self, executors};
+use common::{References, block_on, largest_difference};
 use serde_json::Value;
 use tilewright::formats::Gguf;
 use tilewright::kernels::KvType;
@@ -80,7 +81,7 @@ fn check_tiny(name: &str) {
         // The later GGUF files have the folders' numbers: what an adapter is opened in by itself runs on the others alone.
         let is_later = !path.is_dir() && !path.ends_with("model-f16.gguf");
         let usual = if is_later { vec![common::cpu()] } else { executors() };
-        for device in usual.into_iter().chain(common::gpus_beside_cpu(tiers.iter().copied())) {
+        for device in usual.into_iter().chain(shared::gpus_beside_cpu(tiers.iter().copied())) {
             check_tiny_file(&device, &path, &references);
             common::assert_tested(&device);
         }
@@ -240,7 +241,7 @@ fn every_tier_gives_the_same_text() {
     let reference = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/builtin/reference.json")).unwrap();
     let reference: Value = serde_json::from_slice(&reference).unwrap();
     let mut want: Option<Vec<f32>> = None;
-    for device in common::gpus(Tier::ALL) {
+    for device in shared::gpus(Tier::ALL) {
         let tier = device.tier();
         // Half precision is only in the staging of tiles.
         let tolerance = if tier.rounds_to_half() { HALF_TOLERANCE } else { TOLERANCE };
@@ -263,7 +264,7 @@ mod further_data {
     use super::*;
 
     /// Tokens of a text that a GPU writes without `TILEWRIGHT_FULL`.
-    const SHORT: usize = 24;
+    const SHORT: usize = 12;
 
     /// All cases of one weight file, on all executors.
     fn check_stories(folder: &str, variant: &str, file: &str) {
@@ -356,7 +357,7 @@ mod further_data {
         let bytes = std::fs::read(&path).unwrap();
         let tensors = Gguf::parse(&bytes, bytes.len() as u64).unwrap().tensors;
         let in_file: u64 = tensors.iter().map(|tensor| tensor.size_bytes).sum();
-        for device in common::gpus([Tier::Baseline]) {
+        for device in shared::gpus([Tier::Baseline]) {
             // `what_is_allocated_was_planned` in tests/load holds it to that.
             let file = ModelFile::open(&path).unwrap();
             let plan = Model::plan_file(&device.target(), &file, &LoadOptions::default()).unwrap();
@@ -383,7 +384,7 @@ mod further_data {
         let case = cases["cases"].as_array().unwrap().iter().find(|case| case["name"] == "long_400").unwrap();
         let (prompt, greedy) = (ids(&case["ids"]), &case["greedy"]["q8_0"]);
         let margins = margins(&greedy["margins"]);
-        for device in common::gpus(Tier::ALL) {
+        for device in shared::gpus(Tier::ALL) {
             let tier = device.tier();
             // Half precision is only in the staging of tiles.
             let tolerance = if tier.rounds_to_half() { HALF_TOLERANCE } else { TOLERANCE };

@@ -26,10 +26,10 @@ fn begin(row: u32, tile: Tile, kv_head: u32, keys: vec2<u32>, split: u32) -> Row
     rows.query = query_places(four, kv_head);
     let token = tokens_of(four);
     for (var r = 0u; r < min(ROWS, 4u); r++) {
-        let seen = visible(token[r], tile.keys);
+        let seen = visible(position_of(token[r], tile), tile.keys);
         rows.first[r] = seen.x;
         rows.end[r] = min(seen.y, keys.y);
-        rows.out[r] = part_start(query[r], split);
+        rows.out[r] = part_start(tile.token * params.n_heads + query[r], split);
         for (var i = 0u; i < params.head_dim / 4u; i++) {
             y[rows.out[r] + i] = vec4<f32>();
         }
@@ -164,20 +164,20 @@ fn add_values(
 }
 
 // Where TILE keys from `s` on start. Those past the end repeat the last one, which weighs nothing there.
-fn places(kv_head: u32, s: u32, end: u32) -> array<u32, TILE> {
+fn places(tile: Tile, kv_head: u32, s: u32, end: u32) -> array<u32, TILE> {
     var at = array<u32, TILE>();
     for (var j = 0u; j < TILE; j++) {
-        at[j] = slot_at(kv_head, min(s + j, end - 1u));
+        at[j] = slot_at(tile, kv_head, min(s + j, end - 1u));
     }
     return at;
 }
 
 // Attention of the tile's rows from `row` on, `near` and, in a tile of eight, `far`.
-fn attend(near: ptr<function, Rows>, far: ptr<function, Rows>, has_far: bool, kv_head: u32, keys: vec2<u32>) {
+fn attend(near: ptr<function, Rows>, far: ptr<function, Rows>, has_far: bool, tile: Tile, kv_head: u32, keys: vec2<u32>) {
     let quads = params.head_dim / 4u;
     for (var s = keys.x; s < keys.y; s += 2u * TILE) {
-        let early = places(kv_head, s, keys.y);
-        let late = places(kv_head, s + TILE, keys.y);
+        let early = places(tile, kv_head, s, keys.y);
+        let late = places(tile, kv_head, s + TILE, keys.y);
         var near_early = array<vec4<f32>, TILE>();
         var near_late = array<vec4<f32>, TILE>();
         var far_early = array<vec4<f32>, TILE>();

@@ -1,12 +1,12 @@
 // What the kernels of attention have in common.
 //
 // Keys are either cached, `[Hkv, slots, row]`, and all queries see the same ones; or they are packed with their queries,
-// rows of `[T, (H + 2 Hkv) D]`, where a table of tiles says which rows are a sequence. The key of position s is in slot
-// s % slots: a layer with a window keeps what passes can see, not all positions.
+// rows of `[T, (H + 2 Hkv) D]`, where a table of tiles says which rows are a sequence. `paged` says in which slot the key of a
+// position is: a layer with a window keeps what passes can see, not all positions.
 //
 // Query heads that share a key/value head are taken together: row r of key/value head g is query head
 // g * share + r % share of token r / share, with share = H / Hkv. The T * share rows of a head read the same keys.
-#import state
+#import paged
 
 struct Params {
     n_tokens: u32, n_heads: u32, n_kv_heads: u32, head_dim: u32, // T, H, Hkv, D
@@ -15,7 +15,7 @@ struct Params {
     query_stride: u32, key_stride: u32, head_stride: u32, n_tiles: u32, // in quads, or in units of a cache's rows
     query_start: u32, key_start: u32, value_start: u32, slots: u32,
     rot_dims: u32, style: u32, eps: f32, query_row: u32, // what decoding makes of a projection; see `turn`
-    norm: u32, pad_a: u32, pad_b: u32, pad_c: u32,       // for the CPU, which knows no overrides
+    norm: u32, row_words: u32, pad_a: u32, pad_b: u32,   // norm: for the CPU, which knows no overrides; row_words: see `rows`
 }
 
 // Stands for minus infinity, which WGSL cannot write.
@@ -34,6 +34,8 @@ struct Tile {
     first: u32,
     end: u32,
     keys: vec2<u32>, // first and end
+    state: u32,      // where the row of the step state begins that tells of the sequence
+    token: u32,      // the token that rows are counted from
 }
 
 fn is_causal() -> bool {
@@ -47,13 +49,20 @@ fn is_packed() -> bool {
 // All rows of a pass over cached keys. Padding of the last chunk may lie past the cache.
 fn all_rows() -> Tile {
     let end = select(state[POS] + state[N_TOKENS], params.capacity, is_causal());
-    return Tile(0u, n_rows(), vec2<u32>(0u, min(end, params.capacity)));
+    return Tile(0u, n_rows(), vec2<u32>(0u, min(end, params.capacity)), 0u, 0u);
+}
+
+// The rows of one token of a pass whose tokens are of different sequences, or of its only one.
+fn rows_of(token: u32) -> Tile {
+    let at = token * params.row_words;
+    let end = min(state[at + POS] + 1u, params.capacity);
+    return Tile(0u, params.n_heads / params.n_kv_heads, vec2<u32>(0u, end), at, token);
 }
 
 // Tile `i` of `size` rows.
 fn tile_at(i: u32, size: u32) -> Tile {
     if (is_packed()) {
-        return Tile(state[4u * i], state[4u * i + 1u], vec2<u32>(state[4u * i + 2u], state[4u * i + 3u]));
+        return Tile(state[4u * i], state[4u * i + 1u], vec2<u32>(state[4u * i + 2u], state[4u * i + 3u]), 0u, 0u);
     }
     var tile = all_rows();
     tile.first = i * size;
@@ -78,23 +87,27 @@ fn queries_from(rows: vec4<u32>, kv_head: u32) -> vec4<u32> {
 }
 
 // Where key `s` of a head starts, in quads or units, without the start that keys and values have.
-fn slot_at(kv_head: u32, s: u32) -> u32 {
-    return kv_head * params.head_stride + s % params.slots * params.key_stride;
+fn slot_at(tile: Tile, kv_head: u32, s: u32) -> u32 {
+    return kv_head * params.head_stride + slot_of(tile.state, s) * params.key_stride;
 }
 
-// Places of rows among all tokens and heads.
+// Places of rows among the heads of all tokens, from the tile's token on.
 fn queries_of(rows: vec4<u32>, kv_head: u32) -> vec4<u32> {
     let share = params.n_heads / params.n_kv_heads;
     return rows / share * params.n_heads + kv_head * share + rows % share;
 }
 
-// First key that a token sees, and the end: among those that its sequence has, none behind its own if the attention is
-// causal, and none as far away as the window.
-fn visible(token: u32, keys: vec2<u32>) -> vec2<u32> {
-    var own = token;
-    if (!is_packed()) {
-        own += state[POS];
+// Position of a token of a tile.
+fn position_of(token: u32, tile: Tile) -> u32 {
+    if (is_packed()) {
+        return token;
     }
+    return state[tile.state + POS] + token;
+}
+
+// First key that a token sees by its own position, and the end: among those that its sequence has, none behind its own if the
+// attention is causal, and none as far away as the window.
+fn visible(own: u32, keys: vec2<u32>) -> vec2<u32> {
     let has_window = params.window > 0u;
     let ahead = select(1u, params.window, has_window && !is_causal());
     let end = select(keys.y, min(own + ahead, keys.y), is_causal() || has_window);
@@ -105,7 +118,8 @@ fn visible(token: u32, keys: vec2<u32>) -> vec2<u32> {
 // Keys that any row of a tile sees; the last row's token is the latest.
 fn visible_to(tile: Tile) -> vec2<u32> {
     let share = params.n_heads / params.n_kv_heads;
-    return vec2<u32>(visible(tile.first / share, tile.keys).x, visible((tile.end - 1u) / share, tile.keys).y);
+    let ends = vec2<u32>(position_of(tile.first / share, tile), position_of((tile.end - 1u) / share, tile));
+    return vec2<u32>(visible(ends.x, tile.keys).x, visible(ends.y, tile.keys).y);
 }
 
 // Which of four rows see a key, by their own ranges.
@@ -123,7 +137,8 @@ fn scores(products: vec4<f32>) -> vec4<f32> {
     return params.soft_cap * sign(x) * (1.0 - small) / (1.0 + small);
 }
 
-// Where a part of a query starts in the output, in quads; with a single part that is its row of the result.
+// Where a part of a query starts in the output, in quads; with a single part that is its row of the result. Queries are counted
+// from the first token's on.
 fn part_start(query: u32, split: u32) -> u32 {
     let quads = params.head_dim / 4u;
     return select((query * params.splits + split) * (quads + 1u), query * quads, params.splits == 1u);

@@ -6,10 +6,10 @@ fn has_own() -> bool {
     return (params.flags & OWN_KEYS) != 0u;
 }
 
-// Cached keys that the token sees: without those of its own that this pass is to cache.
-fn cached_range() -> vec2<u32> {
-    let end = min(state[POS] + select(1u, 0u, has_own()), params.capacity);
-    return vec2<u32>(min(visible(0u, vec2<u32>(0u, state[POS] + 1u)).x, end), end);
+// Cached keys that a token at `pos` sees: without those of its own that this pass is to cache.
+fn cached_range(pos: u32) -> vec2<u32> {
+    let end = min(pos + select(1u, 0u, has_own()), params.capacity);
+    return vec2<u32>(min(visible(pos, vec2<u32>(0u, pos + 1u)).x, end), end);
 }
 
 // Keys of a part that covers `n_keys` together with the others.
@@ -19,15 +19,15 @@ fn part_keys(n_keys: u32) -> u32 {
 }
 
 // The range of keys that a part has in this pass; empty where the first are enough.
-fn part_range(split: u32) -> vec2<u32> {
-    let all = cached_range();
+fn part_range(split: u32, pos: u32) -> vec2<u32> {
+    let all = cached_range(pos);
     let n = part_keys(all.y - all.x);
     return min(all.x + split * n + vec2<u32>(0u, n), vec2<u32>(all.y));
 }
 
 // Parts that have keys, or the first one.
-fn n_parts() -> u32 {
-    let all = cached_range();
+fn n_parts(pos: u32) -> u32 {
+    let all = cached_range(pos);
     let n = max(part_keys(all.y - all.x), 1u);
     return max((all.y - all.x + n - 1u) / n, 1u);
 }

@@ -11,6 +11,7 @@ const PRESENCE_PENALTY: u32 = 8u; // 0: off
 const FREQUENCY_PENALTY: u32 = 9u; // 0: off
 const GENERATED_FROM: u32 = 10u;
 const N_BIASES: u32 = 11u;
+const SETTINGS: u32 = 12u; // words of a row
 
 const MOST: u32 = 1024u; // top-k of which `candidates` makes lists
 

@@ -1,6 +1,5 @@
 // A projected head on its way to attention: queries and keys are normalised and rotated, values stay or are normalised
 // without weights. With `heads`; the kernel defines `qkv`, whose heads are whole quads.
-#import state
 
 struct Head {
     row: u32,    // where its token's projection begins
@@ -9,9 +8,9 @@ struct Head {
     angles: u32, // its row of the table
 }
 
-// A head of a token at `pos`.
-fn head_at(row: u32, head: u32, scale: f32, pos: u32) -> Head {
-    let angles = state[ANGLES] + pos;
+// A head of a token at `pos`, in a sequence whose position 0 has the row `first_angles`.
+fn head_at(row: u32, head: u32, scale: f32, pos: u32, first_angles: u32) -> Head {
+    let angles = first_angles + pos;
     return Head(row, head, scale, select(angles, angles + params.query_row, head < params.n_heads));
 }
 

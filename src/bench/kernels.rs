@@ -303,7 +303,7 @@ impl Pass<'_> {
             table: matrix(device, WeightType::F16, vocab_size, shapes.dim)?,
             angles: device.upload("table", &[capacity, HEAD_DIM / 2, 2], &angles)?,
             id: Tensor::declare("ids", Role::Activations, &[1], DType::U32)?,
-            sampling: device.upload::<u32>("sampling", &[Sampling::WORDS], bytemuck::cast_slice(&[settings]))?,
+            sampling: device.upload::<u32>("sampling", &[1, Sampling::WORDS], bytemuck::cast_slice(&[settings]))?,
         })
     }
 

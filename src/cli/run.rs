@@ -22,6 +22,7 @@ use super::answer::Answer;
 use super::guess::{self, GuessArgs};
 use super::lora::LoraArgs;
 use super::lost::each_piece;
+use super::parallel::{self, ParallelArgs};
 use super::several::SeveralArgs;
 use super::{DeviceArgs, Failure, parse_bytes, print_json, show_bytes, tell_findings};
 
@@ -163,6 +164,8 @@ pub struct GenerateArgs {
     tokens_per_submit: Option<u32>,
     #[command(flatten)]
     several: SeveralArgs,
+    #[command(flatten)]
+    parallel: ParallelArgs,
     /// With --json: tell of each token how likely it was, and the N likeliest ones.
     #[arg(long, value_name = "N", requires = "json")]
     logprobs: Option<u32>,
@@ -376,7 +379,11 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         None => prompt(args)?,
     };
     let mut recovery = args.model.recovery(path, &args.sampling.guess);
-    let mut session = recovery.load(&args.model.open()?)?.session()?;
+    let model = recovery.load(&args.model.open()?)?;
+    if let Some(n_at_once) = args.parallel.parallel {
+        return parallel::run(&model, &mut recovery, n_at_once, &prompt, &options, args.json);
+    }
+    let mut session = model.session()?;
     #[cfg(feature = "grammar")]
     let mut reader = args.tools.reader(session.model(), &prompt, &mut options, args.sampling.guess.is_asked_for())?;
     #[cfg(not(feature = "grammar"))]

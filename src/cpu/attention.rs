@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::cached::{Floats, Halves, Quants, Stored, write_row};
+use super::cached::{Floats, Halves, Pages, Quants, Stored, write_row};
 use super::rope::{Rotation, Turning};
 use super::simd::{self, Lanes, Numbers, WideWork, exp};
 use super::softmax::ExpBelow;
 use super::whole_sequences::{self, Rows, Scratch, Sequence};
 use super::{Call, threads};
-use crate::kernels::{AttentionParams, CAUSAL, KvType, OWN_KEYS, PACKED, QkNorm, SINKS};
+use crate::kernels::{AttentionParams, CAUSAL, KvType, OWN_KEYS, PACKED, PAGED, QkNorm, SINKS};
 
 impl AttentionParams {
     /// Keys of the sequence that a token belongs to; padding of the last chunk may lie past the cache.
@@ -18,15 +18,31 @@ impl AttentionParams {
             let tile = state.as_chunks().0.iter().find(|[first, end, _, _]| (*first..*end).contains(&row));
             return tile.map_or(0..0, |&[_, _, first, end]| first as usize..end as usize);
         }
-        let end = if self.flags & CAUSAL != 0 { u32::MAX } else { state[0] + state[1] };
+        let row = self.state_row(token);
+        let n_tokens = if self.row_words > 0 { 1 } else { state[1] };
+        let end = if self.flags & CAUSAL != 0 { u32::MAX } else { state[row] + n_tokens };
         0..end.min(self.capacity) as usize
+    }
+
+    /// Where the row of the step state begins that tells of a token's sequence.
+    fn state_row(&self, token: usize) -> usize {
+        token * self.row_words as usize
+    }
+
+    /// Where the keys of a token's sequence are.
+    fn pages<'a>(&self, state: &'a [u32], token: usize) -> Pages<'a> {
+        Pages::of_row(state, self.flags & PAGED != 0, self.state_row(token), self.slots as usize)
     }
 
     /// Keys that a token sees.
     fn visible(&self, state: &[u32], token: usize) -> Range<usize> {
         let keys = self.keys(state, token);
         let (is_causal, window) = (self.flags & CAUSAL != 0, self.window as usize);
-        let own = if self.flags & PACKED != 0 { token } else { state[0] as usize + token };
+        let own = match self.row_words {
+            _ if self.flags & PACKED != 0 => token,
+            0 => state[0] as usize + token,
+            _ => state[self.state_row(token)] as usize,
+        };
         let end = match (is_causal, window) {
             (true, _) => (own + 1).min(keys.end),
             (false, 0) => keys.end,
@@ -37,9 +53,13 @@ impl AttentionParams {
         first..end
     }
 
-    /// Keys that any token of a pass over cached keys sees.
-    fn visible_to_all(&self, state: &[u32]) -> Range<usize> {
-        self.visible(state, 0).start..self.visible(state, self.n_tokens as usize - 1).end
+    /// Keys that are cut into parts: those that a token sees where each is of a sequence of its own, else those that any token
+    /// of the pass sees.
+    fn cut(&self, state: &[u32], token: usize) -> Range<usize> {
+        match self.row_words {
+            0 => self.visible(state, 0).start..self.visible(state, self.n_tokens as usize - 1).end,
+            _ => self.visible(state, token),
+        }
     }
 
     /// Keys of each part of the pass; the last one may have fewer, and those behind it none.
@@ -48,7 +68,8 @@ impl AttentionParams {
     }
 }
 
-/// One token: its heads are turned and its key and value are cached first; then it is a query like any other.
+/// One token, or one of each of several sequences: heads are turned and keys and values are cached first; then they are queries
+/// like any others.
 pub(crate) fn attention_decode(mut call: Call<'_>) {
     let params: AttentionParams = call.params();
     let kind = KvType::of(call.weight).unwrap_or(KvType::F32);
@@ -61,25 +82,31 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
     let (norm, weight) = (QkNorm::of(params.norm), weight.get());
     let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
     let state = state.get::<u32>();
-    let (pos, angles) = (state[0] as usize, (state[0] + state[3]) as usize);
-    let row = &qkv.get::<f32>()[4 * params.query_start as usize..][..(n_heads + 2 * n_kv_heads) * head_dim];
+    let n_tokens = params.n_tokens as usize;
     let mut scratch = vec![0.0; head_dim];
-    let mut turned = vec![0.0; (n_heads + n_kv_heads) * head_dim];
-    for (head, to) in turned.chunks_exact_mut(head_dim).enumerate() {
-        let angles = if head < n_heads { angles + params.query_row as usize } else { angles };
-        turning.turn(angles, row, head, &mut scratch, to);
-    }
-    let (q, keys) = turned.split_at(n_heads * head_dim);
-    if pos < params.capacity as usize {
-        let words = kind.row_words(params.head_dim) as usize;
-        for (g, key) in keys.chunks_exact(head_dim).enumerate() {
-            let at = (g * slots + pos % slots) * words;
-            write_row(kind, key, &mut k.get_mut()[at..][..words]);
-            write_row(kind, &turning.value(row, g), &mut v.get_mut()[at..][..words]);
+    let mut keys = vec![0.0; n_kv_heads * head_dim];
+    let mut q = vec![0.0; n_tokens * n_heads * head_dim];
+    for (t, q) in q.chunks_exact_mut(n_heads * head_dim).enumerate() {
+        let &[pos, _, _, first_angles, ..] = &state[params.state_row(t)..] else { return };
+        let (pos, angles) = (pos as usize, (pos + first_angles) as usize);
+        let first = 4 * (params.query_start as usize + t * params.query_stride as usize);
+        let row = &qkv.get::<f32>()[first..][..(n_heads + 2 * n_kv_heads) * head_dim];
+        for (head, to) in q.chunks_exact_mut(head_dim).chain(keys.chunks_exact_mut(head_dim)).enumerate() {
+            let angles = if head < n_heads { angles + params.query_row as usize } else { angles };
+            turning.turn(angles, row, head, &mut scratch, to);
+        }
+        if pos < params.capacity as usize {
+            let words = kind.row_words(params.head_dim) as usize;
+            let slot = params.pages(state, t).slot(pos);
+            for (g, key) in keys.chunks_exact(head_dim).enumerate() {
+                let at = (g * slots + slot) * words;
+                write_row(kind, key, &mut k.get_mut()[at..][..words]);
+                write_row(kind, &turning.value(row, g), &mut v.get_mut()[at..][..words]);
+            }
         }
     }
-    let params = AttentionParams { query_start: 0, ..params };
-    attention(&params, kind, state, q, [k.get(), v.get()], sinks.get(), y.get_mut());
+    let params = AttentionParams { query_start: 0, query_stride: params.n_heads * (params.head_dim / 4), ..params };
+    attention(&params, kind, state, &q, [k.get(), v.get()], sinks.get(), y.get_mut());
 }
 
 /// Queries of several tokens, which are turned already, as their keys and values are.
@@ -101,13 +128,10 @@ fn attention(
     y: &mut [f32],
 ) {
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
-    let (dim, splits, slots) = (params.head_dim as usize, params.splits as usize, params.slots as usize);
+    let (dim, splits) = (params.head_dim as usize, params.splits as usize);
     let in_words = |units: u32| 4 * units as usize;
     let stride = in_words(params.key_stride);
     let visible: Vec<Range<usize>> = (0..params.n_tokens as usize).map(|t| params.visible(state, t)).collect();
-    // Sequences that are packed are not cut into parts.
-    let all = if splits > 1 { params.visible_to_all(state) } else { 0..usize::MAX };
-    let part_keys = if splits > 1 { params.part_keys(&all) } else { usize::MAX };
     let n_queries = params.n_tokens as usize * n_heads;
     let is_whole = params.flags & (PACKED | CAUSAL | SINKS) == PACKED && params.window == 0 && splits == 1;
     if is_whole && kind == KvType::F32 && params.soft_cap <= 0.0 && whole_sequences::takes(dim) {
@@ -120,6 +144,9 @@ fn attention(
         let (query, split) = (i / splits, i % splits);
         let (t, h) = (query / n_heads, query % n_heads);
         let visible = &visible[t];
+        // Sequences that are packed are not cut into parts.
+        let all = if splits > 1 { params.cut(state, t) } else { 0..usize::MAX };
+        let part_keys = if splits > 1 { params.part_keys(&all) } else { usize::MAX };
         let part = all.start + split * part_keys..(all.start + (split + 1) * part_keys).min(all.end);
         if part.is_empty() || visible.is_empty() {
             return;
@@ -129,7 +156,8 @@ fn attention(
         let head = h * n_kv_heads / n_heads * in_words(params.head_stride);
         let (y, last) = y.split_at_mut(dim);
         let q = &q[in_words(params.query_start) + t * in_words(params.query_stride) + h * dim..][..dim];
-        let rows = |words| HeadRows { words, kind, stride, dim, slots };
+        let pages = params.pages(state, t);
+        let rows = |words| HeadRows { words, kind, stride, dim, pages };
         let k = rows(&k[in_words(params.key_start) + head..]);
         let v = rows(&v[in_words(params.value_start) + head..]);
         // A sink is what the softmax begins with, in one part.
@@ -203,11 +231,12 @@ pub(crate) fn attention_merge(mut call: Call<'_>) {
     let params: AttentionParams = call.params();
     let [state, parts, y] = call.operands();
     let (dim, splits) = (params.head_dim as usize, params.splits as usize);
-    let all = params.visible_to_all(state.get::<u32>());
-    let n_parts = all.len().div_ceil(params.part_keys(&all));
+    let state = state.get::<u32>();
     let parts = parts.get::<f32>();
     let len = params.n_tokens as usize * params.n_heads as usize * dim;
-    threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, 2 * len * n_parts, |query, y| {
+    threads::for_each_chunk(&mut y.get_mut::<f32>()[..len], dim, 2 * len * splits, |query, y| {
+        let all = params.cut(state, query / params.n_heads as usize);
+        let n_parts = all.len().div_ceil(params.part_keys(&all));
         let parts = &parts[query * splits * (dim + 4)..][..n_parts * (dim + 4)];
         let highest = parts.chunks_exact(dim + 4).map(|part| part[dim]).fold(f32::MIN, f32::max);
         let mut sum = 0.0;
@@ -221,21 +250,21 @@ pub(crate) fn attention_merge(mut call: Call<'_>) {
     });
 }
 
-/// Keys or values of a head: the row of position s is in slot s % slots, and slots are `stride` words apart.
+/// Keys or values of a head: slots are `stride` words apart.
 #[derive(Clone, Copy)]
 struct HeadRows<'a> {
     words: &'a [u32],
     kind: KvType,
     stride: usize,
     dim: usize,
-    slots: usize,
+    pages: Pages<'a>,
 }
 
 impl<'a> HeadRows<'a> {
     /// The rows of positions that lie in slots one after the other.
     #[inline(always)]
     fn tile(self, positions: Range<usize>) -> Tile<'a> {
-        let words = &self.words[positions.start % self.slots * self.stride..];
+        let words = &self.words[self.pages.slot(positions.start) * self.stride..];
         Tile { words, stride: self.stride, dim: self.dim, n: positions.len() }
     }
 }
@@ -284,8 +313,8 @@ impl WideWork for Head<'_> {
         y.fill(0.0);
         let mut first = seen.start;
         while first < seen.end {
-            // Up to the end of the slots, where the next position is in the first one.
-            let positions = first..seen.end.min(first + TILE).min(first + keys.slots - first % keys.slots);
+            // Up to where the next position's slot is elsewhere.
+            let positions = first..seen.end.min(first + TILE).min(first + keys.pages.run(first).1);
             first = positions.end;
             let k = keys.tile(positions.clone());
             let mut weights = [f32::MIN; TILE];

@@ -5,7 +5,41 @@ use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 
 use super::simd::{Lanes, widen_f16};
 use crate::dtype::BLOCK;
-use crate::kernels::KvType;
+use crate::kernels::{KvType, StepState};
+
+/// In which slot the row of a position is.
+#[derive(Clone, Copy)]
+pub(super) enum Pages<'a> {
+    /// One after the other, and again from the first one on.
+    Ring(usize),
+    /// In the pages of a sequence that shares the slots.
+    Table(&'a [u32]),
+}
+
+impl<'a> Pages<'a> {
+    /// Of the sequence that the row of the step state from word `first` on tells of.
+    pub fn of_row(state: &'a [u32], is_paged: bool, first: usize, slots: usize) -> Pages<'a> {
+        if is_paged { Pages::Table(&state[first + StepState::ROW_HEAD as usize..]) } else { Pages::Ring(slots) }
+    }
+
+    #[inline(always)]
+    pub fn slot(self, position: usize) -> usize {
+        self.run(position).0
+    }
+
+    /// The slot of a position, and of how many positions from it on the slots come one after the other.
+    #[inline(always)]
+    pub fn run(self, position: usize) -> (usize, usize) {
+        const PAGE: usize = crate::kernels::PAGE as usize;
+        match self {
+            Pages::Ring(slots) => (position % slots, slots - position % slots),
+            Pages::Table(pages) => {
+                let within = position % PAGE;
+                (pages[position / PAGE] as usize * PAGE + within, PAGE - within)
+            }
+        }
+    }
+}
 
 /// Rounds a head to a row.
 pub(crate) fn write_row(kind: KvType, head: &[f32], row: &mut [u32]) {

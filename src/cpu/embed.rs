@@ -12,18 +12,25 @@ pub(crate) fn embed(mut call: Call<'_>) {
     let n_blocks = params.blocks as usize;
     let w = Packed::new(weight, w.get(), params.w_scales);
     let mut row = vec![[0.0; BLOCK]; n_blocks];
-    let [pos, n_in_pass] = [0, 1].map(|word| state.get::<u32>()[word] as usize);
+    let state = state.get::<u32>();
+    let n_in_pass = state[1] as usize;
     let dim = params.dim as usize;
-    let tokens = tokens.get::<u32>().get(pos..).unwrap_or_default();
+    let tokens = tokens.get::<u32>();
+    // The position of a token and its id.
+    let token_at = |t: usize| match params.row_words as usize {
+        0 => (state[0] as usize + t, tokens.get(state[0] as usize + t)),
+        words => (state[t * words] as usize, state.get(t * words + 2)),
+    };
     for (t, y) in y.get_mut::<f32>().chunks_exact_mut(dim).take(n_tokens).enumerate() {
         // Rows after the last token pad the pass.
-        let token = tokens.get(t).filter(|_| t < n_in_pass);
+        let (pos, token) = token_at(t);
+        let token = token.filter(|_| t < n_in_pass);
         match token.map(|token| token.wrapping_sub(params.slab_start)) {
             Some(id) if id < params.slab_rows => {
                 w.run(id as usize * n_blocks, n_blocks).unpack(&mut row);
                 y.iter_mut().zip(row.as_flattened()).for_each(|(y, x)| *y = params.factor * x);
                 if let Some(last) = (params.n_positions as usize).checked_sub(1) {
-                    let row = &positions.get::<f32>()[(pos + t).min(last) * dim..][..dim];
+                    let row = &positions.get::<f32>()[pos.min(last) * dim..][..dim];
                     y.iter_mut().zip(row).for_each(|(y, x)| *y += x);
                 }
             }

@@ -65,7 +65,7 @@ fn gather(x: &[Block], n_blocks: usize, rows: impl Iterator<Item = usize>) -> Ve
 
 pub(crate) fn expert_gate_up(mut call: Call<'_>) {
     let params: ExpertGateUpParams = call.params();
-    let (weight, form) = (call.weight, Form::of(0, call.rounds));
+    let (weight, form) = (call.weight, Form::of(0, call.rounds, call.products));
     let [w, vector, x, routes, y] = call.operands();
     let (n_tokens, n_used, ffn_dim) = (params.n_tokens as usize, params.n_used as usize, params.ffn_dim as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
@@ -112,7 +112,7 @@ pub(crate) fn expert_gate_up(mut call: Call<'_>) {
 
 pub(crate) fn expert_down(mut call: Call<'_>) {
     let params: ExpertDownParams = call.params();
-    let (weight, form) = (call.weight, Form::of(0, call.rounds));
+    let (weight, form) = (call.weight, Form::of(0, call.rounds, call.products));
     let [w, bias, x, routes, y] = call.operands();
     let (n_tokens, n_used, n_out) = (params.n_tokens as usize, params.n_used as usize, params.n_out as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
@@ -191,7 +191,7 @@ pub(crate) fn expert_tiles(mut call: Call<'_>) {
 
 pub(crate) fn expert_matmul(mut call: Call<'_>) {
     let params: ExpertMatmulParams = call.params();
-    let (weight, form) = (call.weight, Form::of(0, call.rounds));
+    let (weight, form) = (call.weight, Form::of(0, call.rounds, call.products));
     let [w, bias, x, slots, tiles, y] = call.operands();
     let (n_used, n_out) = (params.n_used as usize, params.n_out as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);

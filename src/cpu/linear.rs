@@ -20,13 +20,15 @@ use crate::kernels::{
     ACCUMULATE, BIAS, CLAMPED, GELU, GELU_TANH, GateUpParams, INVARIANT, LinearParams, NORM, SHIFT, SplitSumParams,
     TANH, UPS,
 };
+use crate::recording::Products;
 
 /// From here on unpacking a panel once costs less than unpacking it again for each token.
 const PANEL_TOKENS: usize = 12;
 
 pub(crate) fn matmul(mut call: Call<'_>) {
     let params: LinearParams = call.params();
-    let (weight, rounds, panels) = (call.weight, call.rounds, call.panels);
+    let (weight, panels) = (call.weight, call.panels);
+    let form = Form::of(params.flags, call.rounds, call.products);
     let [w, vector, x, y] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
@@ -39,7 +41,6 @@ pub(crate) fn matmul(mut call: Call<'_>) {
         bias: (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[start..][..n_out]),
         flags: params.flags,
     };
-    let form = Form::of(params.flags, rounds);
     Product { form, w: w.get(), w_scales: params.w_scales, panels, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
         .write(weight, to);
 }
@@ -136,7 +137,8 @@ impl Function for Same {
 
 pub(crate) fn linear_norm(mut call: Call<'_>) {
     let params: LinearParams = call.params();
-    let (format, rounds, panels) = (call.weight, call.rounds, call.panels);
+    let (format, panels) = (call.weight, call.panels);
+    let form = Form::of(params.flags, call.rounds, call.products);
     let [w, vector, x, weight, shift, y] = call.operands();
     let (n_tokens, n_out, dim) = (params.n_tokens as usize, params.n_out as usize, params.dim as usize);
     let n_blocks = params.blocks as usize;
@@ -144,7 +146,6 @@ pub(crate) fn linear_norm(mut call: Call<'_>) {
     let y = &mut y.get_mut::<f32>()[..n_tokens * n_out];
     let bias = (params.flags & BIAS != 0).then(|| &vector.get::<f32>()[..n_out]);
     let to = OutputRows { bias, flags: params.flags, ..OutputRows::plain(&mut *y, n_out) };
-    let form = Form::of(params.flags, rounds);
     Product { form, w: w.get(), w_scales: params.w_scales, panels, first_row: 0, x: &x, n_tokens, n_out, n_blocks }
         .write(format, to);
 
@@ -176,7 +177,7 @@ pub(crate) fn split_sum(mut call: Call<'_>) {
 
 pub(crate) fn gate_up(mut call: Call<'_>) {
     let params: GateUpParams = call.params();
-    let way = (call.weight, Form::of(params.flags, call.rounds));
+    let way = (call.weight, Form::of(params.flags, call.rounds, call.products));
     let [w, vector, x, y] = call.operands();
     gate_up_with(params, way, (w.get(), vector.get(), x.get(), y.get_mut()), |_, _| ());
 }
@@ -245,20 +246,28 @@ pub(super) fn activations<'a>(
 
 /// How a product may be computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
-    /// As exact ones of many tokens, so that a row's result is the same for every number of rows.
-    Invariant,
-    Exact,
-    /// Round the activations where that is faster.
-    Rounded,
+pub(super) struct Form {
+    /// Whether activations are rounded where that is faster.
+    rounds: bool,
+    /// How many tokens count as few.
+    products: Products,
 }
 
 impl Form {
-    pub fn of(flags: u32, rounds: bool) -> Form {
-        match (flags & INVARIANT != 0, rounds) {
-            (true, _) => Form::Invariant,
-            (false, true) => Form::Rounded,
-            (false, false) => Form::Exact,
+    pub fn of(flags: u32, rounds: bool, products: Products) -> Form {
+        match flags & INVARIANT != 0 {
+            // Exact.
+            true => Form { rounds: false, products: Products::Many },
+            false => Form { rounds, products },
+        }
+    }
+
+    /// Whether weights are multiplied as they are unpacked, in registers.
+    fn in_registers(self, n_tokens: usize) -> bool {
+        match self.products {
+            Products::Usual => n_tokens < PANEL_TOKENS,
+            Products::Few { .. } => true,
+            Products::Many => false,
         }
     }
 }
@@ -302,8 +311,8 @@ impl Product<'_> {
         let (words, w) = (w, Packed::new(weight, w, w_scales));
         // Where nobody asks for panels, as in browsers, the compiler then leaves their products out.
         let panels = panels.filter(|_| simd::panel_lanes().is_some());
-        let in_registers = n_tokens < PANEL_TOKENS && form != Form::Invariant;
-        let rounds = form == Form::Rounded && if in_registers { w.rounds() } else { w.rounds_panels() };
+        let in_registers = form.in_registers(n_tokens);
+        let rounds = form.rounds && if in_registers { w.rounds() } else { w.rounds_panels() };
         let rounded = rounds.then(|| Rounded::of(x, n_blocks, &w));
         let n_passes = n_tokens.div_ceil(MOST_TOKENS).max(1);
         let height = n_tokens.div_ceil(n_passes).max(1);
@@ -472,6 +481,7 @@ mod tests {
                 params: bytemuck::bytes_of(&params),
                 weight: Some(WeightType::F16),
                 rounds: false,
+                products: Default::default(),
                 panels: None,
                 operands: vec![
                     Operand::Read(&words),

@@ -51,13 +51,14 @@ impl<'a> LowRank<'a> {
 
 pub(crate) fn matvec_lora(mut call: Call<'_>) {
     let params: MatvecLoraParams = call.params();
-    let (weight, rounds, all) = (call.weight, call.rounds, call.params);
+    let (weight, rounds, products, all) = (call.weight, call.rounds, call.products, call.params);
     let [w, vector, x, inner, b, y] = call.operands();
     let y = y.get_mut::<f32>();
     linear::matmul(Call {
         params: &all[..size_of::<LinearParams>()],
         weight,
         rounds,
+        products,
         panels: None,
         operands: vec![
             Operand::Read(w.get()),
@@ -75,7 +76,7 @@ pub(crate) fn matvec_lora(mut call: Call<'_>) {
 pub(crate) fn gate_up_lora(mut call: Call<'_>) {
     let params: GateUpLoraParams = call.params();
     let GateUpParams { ffn_dim, flags, .. } = params.gate_up;
-    let (weight, form) = (call.weight, Form::of(flags, call.rounds));
+    let (weight, form) = (call.weight, Form::of(flags, call.rounds, call.products));
     let [w, vector, x, inner, b, y] = call.operands();
     let low = LowRank::new(inner, b, params.members, params.rank);
     let first = if flags & UPS != 0 { ffn_dim as usize } else { 0 };

@@ -57,6 +57,7 @@ mod tests {
                 params: bytemuck::bytes_of(&params),
                 weight: None,
                 rounds: false,
+                products: Default::default(),
                 panels: None,
                 operands: vec![
                     Operand::Read(bytemuck::cast_slice(&x)),

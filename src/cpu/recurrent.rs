@@ -3,51 +3,84 @@
 use super::{Call, threads};
 use crate::kernels::{CONV_BIAS, CONV_GATED, DeltaRuleParams, SelectiveScanParams, ShortConvParams};
 
-/// The slot of `past` that a position has.
-fn slot(position: u32, n_states: u32, len: usize) -> std::ops::Range<usize> {
-    let first = (position % n_states) as usize * len;
-    first..first + len
+/// Tokens of a pass that go through states one after the other.
+struct Run {
+    /// Position of the first one.
+    pos: u32,
+    /// Its place in the pass.
+    first: usize,
+    /// How many there are, and how many rows with padding.
+    n: usize,
+    n_rows: usize,
+    /// The sequence's place among the states of all.
+    slot: usize,
+}
+
+/// The sequences of a pass over `n_tokens` rows; `shaders/shared/rows.wgsl`.
+fn runs(state: &[u32], n_tokens: u32, row_words: u32, has_slots: u32) -> Vec<Run> {
+    let row = |i: usize| &state[i * row_words as usize..];
+    let slot = |row: &[u32]| if has_slots != 0 { row[4] as usize } else { 0 };
+    match row_words {
+        0 => {
+            let (n_rows, row) = (n_tokens as usize, row(0));
+            vec![Run { pos: row[0], first: 0, n: (row[1] as usize).min(n_rows), n_rows, slot: slot(row) }]
+        }
+        _ => (0..n_tokens as usize)
+            .map(|i| Run { pos: row(i)[0], first: i, n: row(i)[1].min(1) as usize, n_rows: 1, slot: slot(row(i)) })
+            .collect(),
+    }
+}
+
+impl Run {
+    /// Where the state is that was left after a position, among those of `len` elements.
+    fn state(&self, position: u32, n_states: u32, len: usize) -> std::ops::Range<usize> {
+        let first = (self.slot * n_states as usize + (position % n_states) as usize) * len;
+        first..first + len
+    }
 }
 
 pub(crate) fn short_conv(mut call: Call<'_>) {
     let params: ShortConvParams = call.params();
     let [state, x, weight, bias, past, y] = call.operands();
-    let (n_tokens, channels, taps) = (params.n_tokens as usize, params.channels as usize, params.taps as usize);
+    let (channels, taps) = (params.channels as usize, params.taps as usize);
     let (stride, is_gated) = (params.x_stride as usize, params.flags & CONV_GATED != 0);
-    let &[pos, n_in_pass, ..] = state.get::<u32>() else { return };
-    let n = n_in_pass.min(params.n_tokens) as usize;
     let (x, weight, bias) = (x.get::<f32>(), weight.get::<f32>(), bias.get::<f32>());
-    let past = past.get_mut::<f32>();
-    // The three inputs before the pass, the oldest first, and then its own.
-    let mut inputs = match pos {
-        0 => vec![0.0; 3 * channels],
-        _ => past[slot(pos, params.n_states, 3 * channels)].to_vec(),
-    };
-    for row in x[params.x_start as usize..].chunks(stride).take(n) {
-        match is_gated {
-            true => inputs.extend(row[..channels].iter().zip(&row[2 * channels..]).map(|(b, v)| b * v)),
-            false => inputs.extend(&row[..channels]),
+    let (past, y) = (past.get_mut::<f32>(), y.get_mut::<f32>());
+    for run in runs(state.get(), params.n_tokens, params.row_words, params.has_slots) {
+        let y = &mut y[run.first * channels..][..run.n_rows * channels];
+        let x = &x[run.first * stride..];
+        let n = run.n;
+        // The three inputs before the pass, the oldest first, and then its own.
+        let mut inputs = match run.pos {
+            0 => vec![0.0; 3 * channels],
+            pos => past[run.state(pos, params.n_states, 3 * channels)].to_vec(),
+        };
+        for row in x[params.x_start as usize..].chunks(stride).take(n) {
+            match is_gated {
+                true => inputs.extend(row[..channels].iter().zip(&row[2 * channels..]).map(|(b, v)| b * v)),
+                false => inputs.extend(&row[..channels]),
+            }
         }
+        past[run.state(run.pos + n as u32, params.n_states, 3 * channels)].copy_from_slice(&inputs[n * channels..]);
+        let ops = 2 * taps * n * channels;
+        threads::for_each_chunk(y, channels, ops, |t, y| {
+            y.fill(0.0);
+            if t >= n {
+                return;
+            }
+            for (c, y) in y.iter_mut().enumerate() {
+                // In f64: what follows divides small outputs by their length, which makes rounding count.
+                let of_tap =
+                    |i: usize| f64::from(weight[c * taps + i]) * f64::from(inputs[(t + 4 - taps + i) * channels + c]);
+                let sum: f64 = (0..taps).map(of_tap).sum();
+                let sum = sum + if params.flags & CONV_BIAS != 0 { f64::from(bias[c]) } else { 0.0 };
+                *y = match is_gated {
+                    true => sum as f32 * x[t * stride + params.x_start as usize + channels + c],
+                    false => (sum / (1.0 + (-sum).exp())) as f32,
+                };
+            }
+        });
     }
-    past[slot(pos + n as u32, params.n_states, 3 * channels)].copy_from_slice(&inputs[n * channels..]);
-    let ops = 2 * taps * n * channels;
-    threads::for_each_chunk(&mut y.get_mut::<f32>()[..n_tokens * channels], channels, ops, |t, y| {
-        y.fill(0.0);
-        if t >= n {
-            return;
-        }
-        for (c, y) in y.iter_mut().enumerate() {
-            // In f64: what follows divides small outputs by their length, which makes rounding count.
-            let of_tap =
-                |i: usize| f64::from(weight[c * taps + i]) * f64::from(inputs[(t + 4 - taps + i) * channels + c]);
-            let sum: f64 = (0..taps).map(of_tap).sum();
-            let sum = sum + if params.flags & CONV_BIAS != 0 { f64::from(bias[c]) } else { 0.0 };
-            *y = match is_gated {
-                true => sum as f32 * x[t * stride + params.x_start as usize + channels + c],
-                false => (sum / (1.0 + (-sum).exp())) as f32,
-            };
-        }
-    });
 }
 
 /// `ln(1 + exp(z))`, without the overflow of a large z.
@@ -122,32 +155,48 @@ pub(crate) fn delta_rule(mut call: Call<'_>) {
     let [state, qkv, x, heads, matrices, y] = call.operands();
     let (n_heads, value_dim) = (params.n_heads as usize, params.value_dim as usize);
     let size = params.key_dim as usize * value_dim;
-    let &[pos, n_in_pass, ..] = state.get::<u32>() else { return };
-    let n = n_in_pass.min(params.n_tokens);
-    let matrices = matrices.get_mut::<f32>();
-    let mut current = match pos {
-        0 => vec![0.0; n_heads * size],
-        _ => matrices[slot(pos, params.n_states, n_heads * size)].to_vec(),
-    };
     let (qkv, x, heads) = (qkv.get::<f32>(), x.get::<f32>(), heads.get::<f32>());
-    // Results by head first: heads are independent, tokens are not.
-    let n_tokens = n as usize;
-    let mut each: Vec<(Vec<f32>, &mut [f32])> =
-        current.chunks_exact_mut(size).map(|matrix| (vec![0.0; n_tokens * value_dim], matrix)).collect();
-    threads::for_each_chunk(&mut each, 1, 4 * n_tokens * n_heads * size, |head, each| {
-        for (out, matrix) in each {
-            let of_head = Head { params: &params, head, qkv, x, heads };
-            out.chunks_exact_mut(value_dim).enumerate().for_each(|(t, out)| of_head.step(t, matrix, out));
+    scan(
+        &runs(state.get(), params.n_tokens, params.row_words, params.has_slots),
+        [params.n_states as usize, n_heads, size, value_dim],
+        matrices.get_mut(),
+        y.get_mut(),
+        |head, t, matrix, out| Head { params: &params, head, qkv, x, heads }.step(t, matrix, out),
+    );
+}
+
+/// Takes the tokens of each sequence through the matrices of its heads, `[n_heads, size]`, which go on. `step` is given the head,
+/// the token, the matrix, and where its `width` results belong.
+fn scan(
+    runs: &[Run],
+    [n_states, n_heads, size, width]: [usize; 4],
+    matrices: &mut [f32],
+    y: &mut [f32],
+    step: impl Fn(usize, usize, &mut [f32], &mut [f32]) + Sync,
+) {
+    for run in runs {
+        let mut current = match run.pos {
+            0 => vec![0.0; n_heads * size],
+            pos => matrices[run.state(pos, n_states as u32, n_heads * size)].to_vec(),
+        };
+        // Results by head first: heads are independent, tokens are not.
+        let mut each: Vec<(Vec<f32>, &mut [f32])> =
+            current.chunks_exact_mut(size).map(|matrix| (vec![0.0; run.n * width], matrix)).collect();
+        threads::for_each_chunk(&mut each, 1, 4 * run.n * n_heads * size, |head, each| {
+            for (out, matrix) in each {
+                let tokens = out.chunks_exact_mut(width).enumerate();
+                tokens.for_each(|(t, out)| step(head, run.first + t, matrix, out));
+            }
+        });
+        let y = &mut y[run.first * n_heads * width..][..run.n_rows * n_heads * width];
+        y.fill(0.0);
+        for (t, row) in y.chunks_exact_mut(n_heads * width).enumerate().take(run.n) {
+            for (row, (out, _)) in row.chunks_exact_mut(width).zip(&each) {
+                row.copy_from_slice(&out[t * width..][..width]);
+            }
         }
-    });
-    let y = &mut y.get_mut::<f32>()[..params.n_tokens as usize * n_heads * value_dim];
-    y.fill(0.0);
-    for (t, row) in y.chunks_exact_mut(n_heads * value_dim).enumerate().take(n_tokens) {
-        for (row, (out, _)) in row.chunks_exact_mut(value_dim).zip(&each) {
-            row.copy_from_slice(&out[t * value_dim..][..value_dim]);
-        }
+        matrices[run.state(run.pos + run.n as u32, n_states as u32, n_heads * size)].copy_from_slice(&current);
     }
-    matrices[slot(pos + n, params.n_states, n_heads * size)].copy_from_slice(&current);
 }
 
 pub(crate) fn selective_scan(mut call: Call<'_>) {
@@ -156,14 +205,6 @@ pub(crate) fn selective_scan(mut call: Call<'_>) {
     let (n_heads, head_dim, state_dim) = (params.n_heads as usize, params.head_dim as usize, params.state_dim as usize);
     let (width, size) = (n_heads * head_dim, state_dim * head_dim);
     let of_groups = params.n_groups as usize * state_dim;
-    let &[pos, n_in_pass, ..] = state.get::<u32>() else { return };
-    let n = n_in_pass.min(params.n_tokens);
-    let n_tokens = n as usize;
-    let matrices = matrices.get_mut::<f32>();
-    let mut current = match pos {
-        0 => vec![0.0; n_heads * size],
-        _ => matrices[slot(pos, params.n_states, n_heads * size)].to_vec(),
-    };
     let (vbc, x, heads) = (vbc.get::<f32>(), x.get::<f32>(), heads.get::<f32>());
     let step = |head: usize, t: usize, matrix: &mut [f32], out: &mut [f32]| {
         let row = &vbc[t * (width + 2 * of_groups)..][..width + 2 * of_groups];
@@ -185,20 +226,11 @@ pub(crate) fn selective_scan(mut call: Call<'_>) {
             *out = (*out + heads[2 * n_heads + head] * value) * z / (1.0 + (-z).exp());
         }
     };
-    // Results by head first: heads are independent, tokens are not.
-    let mut each: Vec<(Vec<f32>, &mut [f32])> =
-        current.chunks_exact_mut(size).map(|matrix| (vec![0.0; n_tokens * head_dim], matrix)).collect();
-    threads::for_each_chunk(&mut each, 1, 3 * n_tokens * n_heads * size, |head, each| {
-        for (out, matrix) in each {
-            out.chunks_exact_mut(head_dim).enumerate().for_each(|(t, out)| step(head, t, matrix, out));
-        }
-    });
-    let y = &mut y.get_mut::<f32>()[..params.n_tokens as usize * width];
-    y.fill(0.0);
-    for (t, row) in y.chunks_exact_mut(width).enumerate().take(n_tokens) {
-        for (row, (out, _)) in row.chunks_exact_mut(head_dim).zip(&each) {
-            row.copy_from_slice(&out[t * head_dim..][..head_dim]);
-        }
-    }
-    matrices[slot(pos + n, params.n_states, n_heads * size)].copy_from_slice(&current);
+    scan(
+        &runs(state.get(), params.n_tokens, params.row_words, params.has_slots),
+        [params.n_states as usize, n_heads, size, head_dim],
+        matrices.get_mut(),
+        y.get_mut(),
+        step,
+    );
 }

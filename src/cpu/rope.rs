@@ -1,6 +1,6 @@
 //! `rope`, `rope_kv` and `rope_packed`: rotary position embedding; `shaders/shared/rotate.wgsl` defines the pairs.
 
-use super::cached::write_row;
+use super::cached::{Pages, write_row};
 use super::norm::mean;
 use super::{Call, threads};
 use crate::kernels::{KvType, QkNorm, RopeKvParams, RopePackedParams, RopeParams};
@@ -125,6 +125,7 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     let qkv = qkv.get::<f32>();
     let first = params.first as usize;
     let row = |t: usize| &qkv[t * (first + row_len) + first..][..row_len];
+    let pages = Pages::of_row(state.get(), params.is_paged != 0, 0, slots);
 
     let q_row = n_heads * head_dim;
     let ops = n_tokens * q_row * OPS;
@@ -142,12 +143,12 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
         let [mut scratch, mut key] = [vec![0.0; head_dim], vec![0.0; head_dim]];
         for t in 0..n_cached {
             turning.turn(angles + t, row(t), n_heads + g, &mut scratch, &mut key);
-            write_row(kind, &key, &mut k[(pos + t) % slots * words..][..words]);
+            write_row(kind, &key, &mut k[pages.slot(pos + t) * words..][..words]);
         }
     });
     threads::for_each_chunk(&mut v.get_mut()[..n_kv_heads * slots * words], slots * words, ops, |g, v| {
         for t in 0..n_cached {
-            write_row(kind, &turning.value(row(t), g), &mut v[(pos + t) % slots * words..][..words]);
+            write_row(kind, &turning.value(row(t), g), &mut v[pages.slot(pos + t) * words..][..words]);
         }
     });
 }

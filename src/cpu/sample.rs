@@ -21,14 +21,25 @@ pub(crate) fn advance(mut call: Call<'_>) {
 pub(crate) fn penalize(mut call: Call<'_>) {
     let params: PenalizeParams = call.params();
     let [sampling, state, tokens, biases, logits] = call.operands();
-    let sampling = sampling.get::<Sampling>()[0];
-    let state = state.get::<u32>();
-    let tokens = tokens.get::<u32>();
-    let end = (state[0] as usize + state[1] as usize).min(tokens.len());
+    let (state, tokens, biases) = (state.get::<u32>(), tokens.get::<u32>(), biases.get::<u32>());
+    let logits = logits.get_mut::<f32>().chunks_exact_mut(params.n_vocab as usize);
+    for (r, (logits, sampling)) in logits.zip(sampling.get::<Sampling>()).enumerate() {
+        let capacity = params.capacity as usize;
+        let row = &state[r * params.row_words as usize..];
+        // A single sequence's tokens of the pass, or the one of each.
+        let (slot, n) = if params.row_words > 0 { (row[4] as usize, 1) } else { (0, row[1] as usize) };
+        let end = (row[0] as usize + n).min(capacity);
+        let biases = &biases[r * params.biases_stride as usize..][..params.biases_stride as usize];
+        penalize_row(sampling, &tokens[slot * capacity..][..end], biases, logits);
+    }
+}
+
+/// Of one row of logits, after these tokens.
+fn penalize_row(sampling: &Sampling, tokens: &[u32], biases: &[u32], logits: &mut [f32]) {
+    let end = tokens.len();
     let mut recent = tokens[end.saturating_sub(sampling.repeat_last_n as usize)..end].to_vec();
     recent.sort_unstable();
     recent.dedup();
-    let logits = &mut logits.get_mut::<f32>()[..params.n_vocab as usize];
     for id in recent {
         if let Some(logit) = logits.get_mut(id as usize) {
             let penalty = sampling.repeat_penalty;
@@ -43,7 +54,7 @@ pub(crate) fn penalize(mut call: Call<'_>) {
             *logit -= sampling.frequency_penalty * same.len() as f32;
         }
     }
-    let (biases, _) = biases.get::<u32>().as_chunks::<2>();
+    let (biases, _) = biases.as_chunks::<2>();
     for &[id, bias] in biases.iter().take(sampling.n_biases as usize) {
         if let Some(logit) = logits.get_mut(id as usize) {
             *logit += f32::from_bits(bias);
@@ -55,9 +66,13 @@ pub(crate) fn mask_logits(mut call: Call<'_>) {
     let params: MaskLogitsParams = call.params();
     let [allowed, logits] = call.operands();
     let allowed = allowed.get::<u32>();
-    for (id, logit) in logits.get_mut::<f32>()[..params.n_vocab as usize].iter_mut().enumerate() {
-        if allowed[id / 32] >> (id % 32) & 1 == 0 && logit.is_finite() {
-            *logit = f32::MIN;
+    let n_vocab = params.n_vocab as usize;
+    let rows = logits.get_mut::<f32>().chunks_exact_mut(n_vocab);
+    for (logits, allowed) in rows.zip(allowed.chunks_exact(n_vocab.div_ceil(32))) {
+        for (id, logit) in logits.iter_mut().enumerate() {
+            if allowed[id / 32] >> (id % 32) & 1 == 0 && logit.is_finite() {
+                *logit = f32::MIN;
+            }
         }
     }
 }
@@ -144,10 +159,17 @@ fn logit_of(key: u32) -> f32 {
 pub(crate) fn candidates(mut call: Call<'_>) {
     let params: SampleParams = call.params();
     let [sampling, logits, found] = call.operands();
-    let sampling = sampling.get::<Sampling>()[0];
-    let logits = &logits.get::<f32>()[..params.n_vocab as usize];
+    let logits = logits.get::<f32>().chunks_exact(params.n_vocab as usize);
+    let found = found.get_mut::<[u32; 2]>().chunks_exact_mut(params.found_stride as usize);
+    for ((sampling, logits), found) in sampling.get::<Sampling>().iter().zip(logits).zip(found) {
+        candidates_of(&params, sampling, logits, found);
+    }
+}
+
+/// Of one row of logits.
+fn candidates_of(params: &SampleParams, sampling: &Sampling, logits: &[f32], found: &mut [[u32; 2]]) {
     let k = if sampling.has_lists(params.n_vocab) { sampling.top_k as usize } else { 0 };
-    let (heads, lists) = found.get_mut::<[u32; 2]>().split_at_mut(params.n_parts as usize);
+    let (heads, lists) = found.split_at_mut(params.n_parts as usize);
     let part = |p: usize| {
         let first = p * PART as usize;
         let end = logits.len().min(first + PART as usize);
@@ -175,22 +197,34 @@ pub(crate) fn candidates(mut call: Call<'_>) {
 }
 
 pub(crate) fn sample(mut call: Call<'_>) {
+    let params: SampleParams = call.params();
+    let [sampling, state, logits, found, ids] = call.operands();
+    let (state, found) = (state.get::<u32>(), found.get::<[u32; 2]>());
+    let rows = logits.get::<f32>().chunks_exact(params.n_vocab as usize).zip(sampling.get::<Sampling>());
+    for (r, ((logits, sampling), drawn)) in rows.zip(ids.get_mut::<u32>()).enumerate() {
+        let row = &state[r * params.row_words as usize..];
+        let n = if params.row_words > 0 { 1 } else { row[1] };
+        let found = &found[r * params.found_stride as usize..][..params.found_stride as usize];
+        // A row that is not drawn keeps what is there.
+        if sampling.temperature <= 0.0 {
+            continue;
+        }
+        *drawn = draw(&params, sampling, row[0].wrapping_add(n), logits, found, *drawn);
+    }
+}
+
+/// The token at a position by one row of logits; `before` where rounding leaves none.
+fn draw(params: &SampleParams, sampling: &Sampling, pos: u32, logits: &[f32], found: &[[u32; 2]], before: u32) -> u32 {
     /// Stands for probability 1.
     const FIXED: f32 = (1 << 30) as f32;
     /// Runs of ids in which the draw is looked up, as many as the shader has invocations.
     const RUNS: u32 = 256;
 
-    let params: SampleParams = call.params();
-    let [sampling, state, logits, found, ids] = call.operands();
-    let sampling = sampling.get::<Sampling>()[0];
-    let state = state.get::<u32>();
-    let logits = &logits.get::<f32>()[..params.n_vocab as usize];
-    let drawn = &mut ids.get_mut::<u32>()[0];
-    let (heads, lists) = found.get::<[u32; 2]>().split_at(params.n_parts as usize);
+    let mut drawn = before;
+    let (heads, lists) = found.split_at(params.n_parts as usize);
     let highest = heads.iter().map(|&[highest, _]| highest).max().unwrap_or(NON_FINITE);
     if highest == NON_FINITE {
-        *drawn = NON_FINITE;
-        return;
+        return NON_FINITE;
     }
     let highest = logit_of(highest);
 
@@ -235,7 +269,6 @@ pub(crate) fn sample(mut call: Call<'_>) {
         sums[(id / run_len) as usize] += weight;
     }
     let total = sums.iter().fold(0.0, |total, sum| total + sum);
-    let pos = state[0].wrapping_add(state[1]);
     let bits = pcg(sampling.seed[0] ^ pcg(sampling.seed[1] ^ pcg(pos)));
     let threshold = (bits >> 8) as f32 / (1 << 24) as f32 * total;
     let mut before = 0.0;
@@ -244,7 +277,7 @@ pub(crate) fn sample(mut call: Call<'_>) {
             // Rounding may leave the walk short of the threshold; then the run's last candidate is the one.
             let mut mark = before;
             for (&id, weight) in left.ids.iter().zip(&weights).filter(|&(id, _)| (id / run_len) as usize == run) {
-                *drawn = id;
+                drawn = id;
                 mark += weight;
                 if mark > threshold {
                     break;
@@ -253,6 +286,7 @@ pub(crate) fn sample(mut call: Call<'_>) {
         }
         before += sum;
     }
+    drawn
 }
 
 #[cfg(test)]
@@ -276,14 +310,20 @@ mod tests {
     };
 
     /// The token drawn for position `pos`.
-    fn draw(sampling: Sampling, logits: &[f32], pos: u32) -> u32 {
+    fn drawn(sampling: Sampling, logits: &[f32], pos: u32) -> u32 {
         let n_vocab = logits.len() as u32;
-        let params = SampleParams { n_vocab, n_parts: n_vocab.div_ceil(PART), _pad: [0; 2] };
-        let (mut found, mut ids) = (vec![0; 2 * params.n_parts as usize * (n_vocab as usize + 1)], [7u32; 4]);
+        let params = SampleParams {
+            n_vocab,
+            n_parts: n_vocab.div_ceil(PART),
+            row_words: 0,
+            found_stride: n_vocab.div_ceil(PART) * (n_vocab + 1),
+        };
+        let (mut found, mut ids) = (vec![0; 2 * params.found_stride as usize], [7u32; 4]);
         candidates(Call {
             params: bytemuck::bytes_of(&params),
             weight: None,
             rounds: false,
+            products: Default::default(),
             panels: None,
             operands: vec![
                 Operand::Read(bytemuck::cast_slice(&[sampling])),
@@ -295,6 +335,7 @@ mod tests {
             params: bytemuck::bytes_of(&params),
             weight: None,
             rounds: false,
+            products: Default::default(),
             panels: None,
             operands: vec![
                 Operand::Read(bytemuck::cast_slice(&[sampling])),
@@ -315,6 +356,7 @@ mod tests {
             params: bytemuck::bytes_of(&params),
             weight: None,
             rounds: false,
+            products: Default::default(),
             panels: None,
             operands: vec![Operand::Read(bytemuck::cast_slice(logits)), Operand::Write(&mut best)],
         });
@@ -322,6 +364,7 @@ mod tests {
             params: bytemuck::bytes_of(&ArgmaxMergeParams { n_chunks: params.n_chunks, n_rows: 1, _pad: [0; 2] }),
             weight: None,
             rounds: false,
+            products: Default::default(),
             panels: None,
             operands: vec![Operand::Read(&best), Operand::Write(&mut ids)],
         });
@@ -336,13 +379,13 @@ mod tests {
             let want = argmax_of(&logits);
             assert!(logits.iter().all(|&logit| logit <= logits[want as usize]));
             for pos in 1..20 {
-                assert_eq!(draw(Sampling { top_k: 1, ..OFF }, &logits, pos), want);
-                assert_eq!(draw(Sampling { top_p: 1e-9, ..OFF }, &logits, pos), want);
-                assert_eq!(draw(Sampling { min_p: 1.0, ..OFF }, &logits, pos), want);
-                assert_eq!(draw(Sampling { temperature: 1e-6, ..OFF }, &logits, pos), want);
+                assert_eq!(drawn(Sampling { top_k: 1, ..OFF }, &logits, pos), want);
+                assert_eq!(drawn(Sampling { top_p: 1e-9, ..OFF }, &logits, pos), want);
+                assert_eq!(drawn(Sampling { min_p: 1.0, ..OFF }, &logits, pos), want);
+                assert_eq!(drawn(Sampling { temperature: 1e-6, ..OFF }, &logits, pos), want);
             }
             logits[n / 2] = f32::NAN;
-            assert_eq!([draw(OFF, &logits, 1), argmax_of(&logits)], [NON_FINITE; 2]);
+            assert_eq!([drawn(OFF, &logits, 1), argmax_of(&logits)], [NON_FINITE; 2]);
         }
     }
 
@@ -355,7 +398,7 @@ mod tests {
         {
             const DRAWS: u32 = 20_000;
             let mut counts = [0u32; 6];
-            (1..=DRAWS).for_each(|pos| counts[draw(sampling, &logits, pos) as usize] += 1);
+            (1..=DRAWS).for_each(|pos| counts[drawn(sampling, &logits, pos) as usize] += 1);
             for (id, &count) in counts.iter().enumerate() {
                 let want = if (2..5).contains(&id) { probs[id] / 0.9 } else { 0.0 };
                 let found = count as f32 / DRAWS as f32;

@@ -47,6 +47,7 @@ mod tests {
             params: bytemuck::bytes_of(&params),
             weight: None,
             rounds: false,
+            products: Default::default(),
             panels: None,
             operands: vec![Operand::Read(bytemuck::cast_slice(&x)), Operand::Write(bytemuck::cast_slice_mut(&mut y))],
         });

@@ -5,59 +5,369 @@ use std::sync::Arc;
 use web_time::Instant;
 
 use super::options::EngineOptions;
-use super::queue::{Shared, Waiting};
+use super::pages::Pages;
+use super::passes::{Passes, Sizes};
+use super::queue::{EngineStats, Shared, Waiting};
+use super::sequence::Sequence;
+use super::stream::Teller;
+use crate::device::{Device, pause};
 use crate::error::Error;
 use crate::generate::{Model, StopReason};
+use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow};
+use crate::model::RowsEnding;
+use crate::recording::MemoryPlan;
+use crate::recovery::Recovery;
 
-/// Computes the requests of an [`Engine`](super::Engine).
+/// Tokens of a prompt that are computed between two tokens of those who wait for theirs.
+const BESIDE: u32 = 128;
+
+/// Computes the requests of an [`Engine`](super::Engine): in each step a part of one prompt, and one token of every sequence whose
+/// prompt is computed.
 pub struct Driver {
     model: Model,
     shared: Arc<Shared>,
+    options: EngineOptions,
+    passes: Passes,
+    pages: Pages,
+    /// Places among states and tokens that no sequence has.
+    slots: Vec<u32>,
+    /// In the order in which they began.
+    running: Vec<Sequence>,
 }
 
 impl Driver {
-    pub(super) fn new(model: &Model, _options: &EngineOptions, shared: Arc<Shared>) -> Result<Driver, Error> {
-        Ok(Driver { model: model.clone(), shared })
+    pub(super) fn new(model: &Model, options: &EngineOptions, shared: Arc<Shared>) -> Result<Driver, Error> {
+        model.expect_whole("engine")?;
+        let passes = declare(model, options)?;
+        let pages = Pages::new(passes.n_pages(), options.prefix_cache, n_copies(model, options));
+        let slots = (1..=options.max_sequences).rev().collect();
+        let driver = Driver {
+            model: model.clone(),
+            shared,
+            options: options.clone(),
+            passes,
+            pages,
+            slots,
+            running: Vec::new(),
+        };
+        driver.update(|_| {});
+        Ok(driver)
     }
 
-    /// Computes until no request comes any more.
+    /// Memory of the weights and of what all sequences share.
+    pub fn plan(&self) -> MemoryPlan {
+        self.passes.plan()
+    }
+
+    /// Computes until no request comes any more. After an error all that were computed have failed.
     pub async fn run(&mut self) {
-        while self.shared.wait().await {
-            if let Some(waiting) = self.shared.take() {
-                self.serve(waiting).await;
+        self.run_by(None).await;
+    }
+
+    /// The same; where the device is lost, everything is loaded again and texts go on with the same tokens.
+    pub async fn run_with(&mut self, recovery: &mut Recovery<'_, Model>) {
+        self.run_by(Some(recovery)).await;
+    }
+
+    async fn run_by(&mut self, mut recovery: Option<&mut Recovery<'_, Model>>) {
+        while !self.running.is_empty() || self.shared.wait().await {
+            if let Err(error) = self.compute().await
+                && let Err(error) = self.recover(error, recovery.as_deref_mut())
+            {
+                self.fail(error);
+            }
+            pause().await;
+        }
+    }
+
+    /// Computes one step. False if there is nothing left to do. After an error all that were computed have failed.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub async fn step(&mut self) -> Result<bool, Error> {
+        if let Err(error) = self.compute().await {
+            let said = Error::Gpu { context: "a step of the engine".into(), message: error.to_string() };
+            self.fail(error);
+            return Err(said);
+        }
+        Ok(!self.running.is_empty() || self.shared.has_waiting())
+    }
+
+    /// Loads the model again and has all sequences computed anew.
+    fn recover(&mut self, error: Error, recovery: Option<&mut Recovery<'_, Model>>) -> Result<(), Error> {
+        let Some(recovery) = recovery else { return Err(error) };
+        self.model = recovery.reload(error)?;
+        self.passes = declare(&self.model, &self.options)?;
+        self.pages.forget();
+        self.running.iter_mut().for_each(|sequence| sequence.forget(&mut self.pages));
+        Ok(())
+    }
+
+    /// Ends all sequences with an error, of which all but the first are told in words.
+    fn fail(&mut self, error: Error) {
+        let said = error.to_string();
+        let mut error = Some(error);
+        for sequence in std::mem::take(&mut self.running) {
+            let other = || Error::Gpu { context: "computing several texts".into(), message: said.clone() };
+            let teller = self.leave(sequence);
+            teller.fail(error.take().unwrap_or_else(other));
+            self.update(|stats| stats.n_failed += 1);
+        }
+        // Nobody knows what passes have left in them.
+        self.pages.forget();
+    }
+
+    fn leave(&mut self, sequence: Sequence) -> Teller {
+        self.slots.push(sequence.slot);
+        sequence.end(&mut self.pages)
+    }
+
+    fn update(&self, change: impl FnOnce(&mut EngineStats)) {
+        self.shared.update(self.slots.len(), |stats| {
+            stats.n_running = self.running.len();
+            stats.n_pages = self.pages.len();
+            stats.n_free_pages = self.pages.n_free();
+            stats.n_kept_pages = self.pages.n_kept();
+            change(stats);
+        });
+    }
+
+    /// A step of all that there is to do.
+    async fn compute(&mut self) -> Result<(), Error> {
+        self.drop_over();
+        self.admit()?;
+        self.compute_prompt().await?;
+        self.compute_rows().await
+    }
+
+    /// Ends what nobody wants any more, or whose time is over.
+    fn drop_over(&mut self) {
+        let now = Instant::now();
+        let reason = |teller: &Teller, deadline: Option<Instant>| match teller.is_cancelled() {
+            true => Some(StopReason::Cancelled),
+            false => deadline.filter(|deadline| now >= *deadline).map(|_| StopReason::Deadline),
+        };
+        let waiting =
+            self.shared.drop_waiting(|Waiting { request, teller }| reason(teller, request.deadline).is_some());
+        for Waiting { request, teller } in waiting {
+            if let Some(reason) = reason(&teller, request.deadline) {
+                teller.end(reason);
+                self.update(|stats| stats.n_cancelled += 1);
+            }
+        }
+        let mut i = 0;
+        while let Some(sequence) = self.running.get(i) {
+            match reason(&sequence.teller, sequence.request.deadline) {
+                Some(reason) => self.end(i, reason),
+                None => i += 1,
             }
         }
     }
 
-    async fn serve(&mut self, Waiting { request, teller }: Waiting) {
-        self.shared.update(0, |stats| stats.n_running = 1);
-        teller.begin(request.ids.len(), 0);
-        let ended = async {
-            let mut session = self.model.session()?;
-            let mut generation = session.generate_ids(&request.ids, &request.options)?;
-            while let Some(piece) = generation.next().await {
-                teller.piece(piece?);
-                if request.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                    return Ok(StopReason::Deadline);
-                }
-                if teller.is_cancelled() {
-                    generation.cancel();
-                }
-            }
-            Ok(generation.stop_reason().unwrap_or(StopReason::Cancelled))
-        }
-        .await;
-        self.shared.update(1, |stats| {
-            stats.n_running = 0;
-            match &ended {
-                Ok(StopReason::Cancelled | StopReason::Deadline) => stats.n_cancelled += 1,
-                Ok(_) => stats.n_finished += 1,
-                Err(_) => stats.n_failed += 1,
-            }
+    /// Ends the `i`-th sequence.
+    fn end(&mut self, i: usize, reason: StopReason) {
+        let sequence = self.running.remove(i);
+        let teller = self.leave(sequence);
+        self.update(|stats| match reason {
+            StopReason::Cancelled | StopReason::Deadline => stats.n_cancelled += 1,
+            _ => stats.n_finished += 1,
         });
-        match ended {
-            Ok(reason) => teller.end(reason),
-            Err(error) => teller.fail(error),
+        teller.end(reason);
+    }
+
+    /// Begins requests while there are places and pages.
+    fn admit(&mut self) -> Result<(), Error> {
+        while let Some(&slot) = self.slots.last() {
+            let Some(Waiting { request, teller }) = self.shared.take() else { break };
+            if request.options.max_tokens == 0 {
+                teller.begin(request.ids.len(), 0);
+                teller.end(StopReason::MaxTokens);
+                self.update(|stats| stats.n_finished += 1);
+                continue;
+            }
+            match Sequence::begin(&self.model, request, teller, slot, &mut self.pages) {
+                Ok(Ok(mut sequence)) => {
+                    self.slots.pop();
+                    // Before another page takes the copy's place.
+                    let copied = sequence
+                        .copy
+                        .take()
+                        .map_or(Ok(()), |copy| self.passes.restore_states(self.model.device(), copy, sequence.slot));
+                    let n_cached = sequence.n_cached() as u64;
+                    self.running.push(sequence);
+                    self.update(|stats| stats.cached_tokens += n_cached);
+                    copied?;
+                }
+                // It waits for pages, and those after it with it.
+                Ok(Err((request, teller))) => {
+                    self.shared.put_back(Waiting { request, teller });
+                    break;
+                }
+                Err((error, teller)) => {
+                    teller.fail(error);
+                    self.update(|stats| stats.n_failed += 1);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Computes the next part of the first prompt that is not computed.
+    async fn compute_prompt(&mut self) -> Result<(), Error> {
+        let others_wait = self.running.iter().any(|sequence| sequence.n_left() == 0);
+        let most = if others_wait { BESIDE.min(self.passes.max_pass()) } else { self.passes.max_pass() };
+        let Driver { model, options, passes, pages, running, .. } = self;
+        let Some(sequence) = running.iter_mut().find(|sequence| sequence.n_left() > 0) else { return Ok(()) };
+        let n_tokens = sequence.next_len(most as usize, n_copies(model, options).is_some());
+        let ids = sequence.next_tokens(n_tokens).to_vec();
+        sequence.make_room(n_tokens, pages)?;
+        let device = model.device();
+        device.write(&passes.prompt.tokens, sequence.n_cached(), &ids)?;
+        passes.prompt.state.set_rows(device, &[sequence.row(ids.len() as u32)])?;
+        device.run(passes.of_prompt(model, ids.len() as u32).await?)?;
+        sequence.computed(ids.len(), pages);
+        keep_states(device, passes, pages, sequence)?;
+        self.update(|stats| {
+            stats.n_prompt_passes += 1;
+            stats.prompt_tokens += ids.len() as u64;
+        });
+        Ok(())
+    }
+
+    /// Computes a token of each sequence whose others are computed, and chooses what comes after it.
+    async fn compute_rows(&mut self) -> Result<(), Error> {
+        let Driver { model, passes, pages, running, .. } = self;
+        running.iter_mut().for_each(|sequence| sequence.choose_angles(model, pages));
+        let ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].n_left() == 0).collect();
+        if ready.is_empty() {
+            return Ok(());
+        }
+        let ending = RowsEnding {
+            penalize: ready.iter().any(|&i| running[i].penalizes()),
+            mask: ready.iter().any(|&i| running[i].is_guided()),
+            draw: ready.iter().any(|&i| running[i].draws()),
+        };
+        let device = model.device();
+        let mut rows = Vec::with_capacity(ready.len());
+        let mut settings: Vec<Sampling> = Vec::with_capacity(ready.len());
+        let mut broken = Vec::new();
+        for (row, &i) in ready.iter().enumerate() {
+            let sequence = &mut running[i];
+            sequence.make_room(1, pages)?;
+            // Of the first row: how many count.
+            rows.push(sequence.row(if row == 0 { ready.len() as u32 } else { 1 }));
+            settings.push(sequence.sampling());
+            if sequence.penalizes() {
+                let first = sequence.slot as usize * passes.rows.capacity();
+                match sequence.has_tokens {
+                    true => device.write(
+                        &passes.rows.tokens,
+                        first + sequence.n_cached(),
+                        &sequence.ids()[sequence.n_cached()..],
+                    )?,
+                    false => device.write(&passes.rows.tokens, first, sequence.ids())?,
+                }
+                sequence.has_tokens = true;
+                let biases = sequence.request.options.biases();
+                if !biases.is_empty() {
+                    device.write(&passes.rows.biases, row * 2 * Sampling::MOST_BIASES as usize, &biases)?;
+                }
+            }
+            if ending.mask {
+                let n_words = (model.config().vocab_size as usize).div_ceil(32);
+                let all = vec![u32::MAX; n_words];
+                let allowed = match sequence.allowed() {
+                    Ok(allowed) => allowed.unwrap_or(&all),
+                    Err(error) => {
+                        broken.push((i, error));
+                        &all
+                    }
+                };
+                device.write(&passes.rows.allowed, row * n_words, allowed)?;
+            }
+        }
+        if ending.draw || ending.penalize {
+            device.write(&passes.rows.sampling, 0, bytemuck::cast_slice::<_, u32>(&settings))?;
+        }
+        // Rows that count for nothing write to the page and the state that are nobody's.
+        rows.resize(rows.len().next_power_of_two(), StateRow::default());
+        passes.rows.state.set_rows(device, &rows)?;
+        let wants_logits = ready.iter().any(|&i| running[i].request.options.logprobs.is_some());
+        let chosen = passes.rows.chosen.clone();
+        let pass = passes.of_rows(model, ready.len() as u32, ending).await?;
+        let chosen = device.run_and_read(pass, &chosen)?.await?;
+        let logits: Vec<f32> = if wants_logits { device.read(&passes.rows.logits).await? } else { Vec::new() };
+
+        let vocab_size = model.config().vocab_size as usize;
+        let context_length = model.context_length() as usize;
+        let mut over: Vec<(usize, Result<StopReason, Error>)> = Vec::new();
+        for (row, (&i, &id)) in ready.iter().zip(&chosen).enumerate() {
+            let sequence = &mut running[i];
+            sequence.computed(1, pages);
+            keep_states(device, passes, pages, sequence)?;
+            let logits = logits.get(row * vocab_size..(row + 1) * vocab_size);
+            let accepted = match (broken.iter().position(|(at, _)| *at == i), id) {
+                (Some(at), _) => Err(broken.swap_remove(at).1),
+                (None, NON_FINITE) => Err(Error::NonFinite { pos: sequence.ids().len() as u32 }),
+                (None, id) => sequence.accept(id, logits, context_length),
+            };
+            if let Some(ended) = accepted.transpose() {
+                over.push((i, ended));
+            }
+        }
+        let n_generated = ready.len() as u64;
+        self.update(|stats| {
+            stats.n_decode_passes += 1;
+            stats.generated_tokens += n_generated;
+        });
+        for (i, ended) in over.into_iter().rev() {
+            match ended {
+                Ok(reason) => self.end(i, reason),
+                Err(error) => {
+                    let sequence = self.running.remove(i);
+                    self.leave(sequence).fail(error);
+                    self.update(|stats| stats.n_failed += 1);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Copies of states that there is room for, where the model has states and beginnings are kept.
+fn n_copies(model: &Model, options: &EngineOptions) -> Option<u32> {
+    (model.config().is_recurrent() && options.prefix_cache).then_some(2 * options.max_sequences)
+}
+
+/// Copies the states of a sequence that has just ended a page, so that others can go on from there.
+fn keep_states(device: &Device, passes: &Passes, pages: &mut Pages, sequence: &Sequence) -> Result<(), Error> {
+    match sequence.page_at_end().and_then(|page| pages.take_copy(page)) {
+        Some(copy) => passes.keep_states(device, sequence.slot, copy),
+        None => Ok(()),
+    }
+}
+
+/// What the sequences of an engine share, as much of it as the memory allows.
+fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
+    let pages_each = model.context_length().div_ceil(PAGE);
+    let n_sequences = options.max_sequences;
+    // Layers have keys of as many bytes in a page as a binding has room for.
+    let widest = model.config().blocks.iter().map(|block| {
+        let attention = &block.attention;
+        u64::from(attention.n_kv_heads) * u64::from(model.kv_type().row_words(attention.head_dim)) * 4 * u64::from(PAGE)
+    });
+    let limit = model.device().target().limits().max_binding_bytes / widest.max().unwrap_or(1).max(1);
+    let most = u32::try_from(limit).unwrap_or(u32::MAX).saturating_sub(1).max(pages_each);
+    let sizes = |n_pages| Sizes { n_sequences, n_pages: n_pages + 1, pages_each, n_copies: n_copies(model, options) };
+    let asked = options.cache_tokens.map(|tokens| tokens.div_ceil(PAGE).max(pages_each));
+    let mut n_pages = asked.unwrap_or(n_sequences.saturating_mul(pages_each)).min(most);
+    loop {
+        let passes = Passes::declare(model, sizes(n_pages))?;
+        match model.check_fits(&passes.plan(), "fewer sequences or a shorter context would take less") {
+            Err(Error::Memory { .. }) if asked.is_none() && n_pages > pages_each => {
+                n_pages = (n_pages / 2).max(pages_each)
+            }
+            fits => return fits.map(|()| passes),
         }
     }
 }

@@ -103,6 +103,10 @@ impl Shared {
         change(&mut state.stats);
     }
 
+    pub fn has_waiting(&self) -> bool {
+        !self.state().waiting.is_empty()
+    }
+
     /// Until a request waits; false if none comes any more.
     pub async fn wait(&self) -> bool {
         poll_fn(|context| {
@@ -188,6 +192,7 @@ impl Engine {
     /// [`Error::Tokenizer`] for an unknown id or no tokens at all; [`Error::ContextFull`] if the prompt does not fit.
     pub fn submit(&self, request: Request) -> Result<Stream, Error> {
         request.check()?;
+        request.options.check_biases(self.model.config().vocab_size)?;
         self.model.check_prompt(&request.ids)?;
         let (teller, stream) = stream();
         let mut refused = None;

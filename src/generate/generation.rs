@@ -10,18 +10,16 @@ use web_time::Instant;
 
 use super::Model;
 use super::guide::TokenGuide;
-use super::held::Held;
 use super::logprobs::Logprobs;
 use super::lookup::look_up;
 use super::options::{ContextPolicy, GenerateOptions};
 use super::session::Session;
 use super::stats::{Profile, Speculation, Stats};
-use super::stop::StopFilter;
+use super::written::{Completed, Written};
 use crate::device::Pending;
 use crate::error::Error;
 use crate::kernels::{NON_FINITE, StepState};
 use crate::model::Ending;
-use crate::tokenizer::StreamDecoder;
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -101,12 +99,7 @@ pub struct Generation<'s> {
     draft: Option<(&'s mut Session, usize)>,
     options: GenerateOptions,
     ending: Ending,
-    decoder: Option<StreamDecoder>,
-    stop_filter: StopFilter,
-    held: Held,
-    eos_ids: Vec<u32>,
-    /// Knows what the text may be, if it has to match something.
-    guide: Option<Box<dyn TokenGuide>>,
+    written: Written,
     /// Submissions whose tokens were not read, in order.
     unread: VecDeque<Submitted>,
     /// What the times of submissions count from.
@@ -133,22 +126,12 @@ impl<'s> Generation<'s> {
         options: &GenerateOptions,
         guide: Option<Box<dyn TokenGuide>>,
     ) -> Result<Self, Error> {
-        let tokenizer = session.model.tokenizer().ok();
-        let decoder = tokenizer.map(|tokenizer| {
-            // A constraint is about all of its text, and so about a space at its beginning.
-            let begins_text = guide.is_none() && session.tokens().iter().all(|&id| tokenizer.is_control(id));
-            if begins_text { tokenizer.decoder() } else { tokenizer.decoder().continuing() }
-        });
-        let eos_ids = options.end_ids(tokenizer);
+        let written = Written::new(&session.model, session.tokens(), options, guide);
         session.further.begin(options.further_tokens > 0);
         Ok(Generation {
             draft: None,
-            ending: options.ending(guide.is_some()),
-            decoder,
-            stop_filter: StopFilter::new(&options.stop),
-            held: Held::default(),
-            eos_ids,
-            guide,
+            ending: options.ending(written.is_guided()),
+            written,
             unread: VecDeque::new(),
             start: Instant::now(),
             read: VecDeque::new(),
@@ -175,7 +158,7 @@ impl<'s> Generation<'s> {
     /// [`Error::Option`] unless `n` is 1 to [`GenerateOptions::MOST_GUESSES`] and the options are greedy, without a penalty;
     /// [`Error::Operand`] if the other model has another number of tokens in its vocabulary.
     pub fn draft_with(&mut self, session: &'s mut Session, n: u32) -> Result<(), Error> {
-        self.options.check_guesses("draft", n, self.guide.is_some())?;
+        self.options.check_guesses("draft", n, self.written.is_guided())?;
         if n == 0 {
             return Err(Error::Option { option: "draft", expected: "1 or more".into(), found: "0".into() });
         }
@@ -307,8 +290,8 @@ impl<'s> Generation<'s> {
         let start = Instant::now();
         if self.read.is_empty() && self.unread.is_empty() {
             self.session.choose_angles();
-            if let Some(guide) = &mut self.guide {
-                self.session.allow(guide.allowed()?)?;
+            if let Some(allowed) = self.written.allowed()? {
+                self.session.allow(allowed)?;
             }
             self.guess().await?;
         }
@@ -358,7 +341,7 @@ impl<'s> Generation<'s> {
         let id = id.filter(|&id| id != NON_FINITE).ok_or(Error::NonFinite { pos })?;
         // A single token in the middle is a step like others, and so are tokens that a constraint forces or that wrong guesses
         // leave to be computed again.
-        if (n_fed > 1 && self.guide.is_none() && !self.guesses()) || (n_fed > 0 && self.n_generated == 0) {
+        if (n_fed > 1 && !self.written.is_guided() && !self.guesses()) || (n_fed > 0 && self.n_generated == 0) {
             self.prefill.add(n_fed, start.elapsed());
         } else {
             self.decode.add(1, start.elapsed());
@@ -429,7 +412,7 @@ impl<'s> Generation<'s> {
         let (depth, n_each) = match (model.runs_ahead(), &self.profile) {
             // Guesses are made of tokens that were read, and they say which may follow.
             // The logits are read before the next pass overwrites them.
-            (true, None) if self.guesses() || self.guide.is_some() || self.options.logprobs.is_some() => (1, 1),
+            (true, None) if self.guesses() || self.written.is_guided() || self.options.logprobs.is_some() => (1, 1),
             (true, None) => {
                 let depth = self.options.submits_in_flight.map_or(self.session.pace.depth(), |n| n as usize);
                 (depth, self.options.tokens_per_submit.unwrap_or(model.tokens_per_submit()))
@@ -469,49 +452,20 @@ impl<'s> Generation<'s> {
 
     /// The text that a token completes, and whether the generation ends with it.
     fn piece(&mut self, id: u32) -> Result<Piece, Error> {
+        let is_last = self.n_generated >= self.options.max_tokens;
         let is_full = self.session.tokens().len() > self.session.passes.capacity();
-        if self.eos_ids.contains(&id) {
-            self.stop_reason = Some(StopReason::Eos);
+        let slides = self.options.context_policy == ContextPolicy::Slide;
+        let Completed { piece, stop_reason, forced } = self.written.complete(id, is_last, is_full && !slides)?;
+        // Those that must come are given out one after the other, before a pass computes all of them.
+        if self.read.is_empty() {
+            self.read.extend(forced);
         }
-        if let (None, Some(guide)) = (self.stop_reason, &mut self.guide) {
-            match guide.accept(id)? {
-                // Those that must come are given out one after the other, before a pass computes all of them.
-                Some(ids) if self.read.is_empty() => self.read.extend(ids),
-                Some(_) => {}
-                None => self.stop_reason = Some(StopReason::Complete),
-            }
+        if stop_reason.is_none() && is_full {
+            // All tokens have been read: nothing is submitted when the cache is full.
+            self.session.slide();
         }
-        let mut text = match &mut self.decoder {
-            Some(decoder) => decoder.push(id)?,
-            None => String::new(),
-        };
-        self.held.decoded(text.len());
-        let stopped;
-        (text, stopped) = self.stop_filter.push(&text);
-        if stopped {
-            self.stop_reason = Some(StopReason::StopText);
-            let held = self.held.given_out(text.len());
-            return Ok(Piece { id, text, logprobs: None, held });
-        }
-        if self.stop_reason.is_none() && self.n_generated >= self.options.max_tokens {
-            self.stop_reason = Some(StopReason::MaxTokens);
-        } else if self.stop_reason.is_none() && is_full {
-            match self.options.context_policy {
-                ContextPolicy::Stop => self.stop_reason = Some(StopReason::ContextFull),
-                // All tokens have been read: nothing is submitted when the cache is full.
-                ContextPolicy::Slide => self.session.slide(),
-            }
-        }
-        if self.stop_reason.is_some() {
-            let rest = self.decoder.as_mut().map(StreamDecoder::finish).unwrap_or_default();
-            let (rest, stopped) = self.stop_filter.push(&rest);
-            text += &rest;
-            if !stopped {
-                text += &self.stop_filter.finish();
-            }
-        }
-        let held = self.held.given_out(text.len());
-        Ok(Piece { id, text, logprobs: None, held })
+        self.stop_reason = stop_reason;
+        Ok(piece)
     }
 }
 

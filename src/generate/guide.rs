@@ -1,5 +1,7 @@
 //! What a generation asks about the text that it may write.
 
+use super::model::Model;
+use super::options::GenerateOptions;
 use crate::device::MaybeSend;
 use crate::error::Error;
 
@@ -33,4 +35,17 @@ impl TokenGuide for crate::grammar::Guide {
             Next::Complete => None,
         })
     }
+}
+
+/// Begins what the options ask a text to match.
+#[cfg(feature = "grammar")]
+pub(crate) fn guide(model: &Model, options: &GenerateOptions) -> Result<Option<Box<dyn TokenGuide>>, Error> {
+    let Some(constraint) = &options.constraint else { return Ok(None) };
+    let end_ids = options.end_ids(model.tokenizer().ok());
+    Ok(Some(Box::new(model.grammars()?.begin(constraint, &end_ids)?)))
+}
+
+#[cfg(not(feature = "grammar"))]
+pub(crate) fn guide(_: &Model, _: &GenerateOptions) -> Result<Option<Box<dyn TokenGuide>>, Error> {
+    Ok(None)
 }

@@ -11,7 +11,7 @@ pub struct Logprobs {
 }
 
 impl Logprobs {
-    pub(super) fn of(logits: &[f32], id: u32, n: usize) -> Logprobs {
+    pub(crate) fn of(logits: &[f32], id: u32, n: usize) -> Logprobs {
         let normalizer = log_sum_exp(logits);
         let logprob = |logit: f32| (f64::from(logit) - normalizer) as f32;
         // What is forbidden has the lowest logit.

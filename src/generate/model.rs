@@ -482,8 +482,7 @@ impl Model {
     }
 
     /// Refuses what takes more than the limit.
-    #[cfg(any(feature = "lora", not(target_arch = "wasm32")))]
-    pub(super) fn check_fits(&self, plan: &MemoryPlan, hint: &str) -> Result<(), Error> {
+    pub(crate) fn check_fits(&self, plan: &MemoryPlan, hint: &str) -> Result<(), Error> {
         match self.inner.limit {
             Some(limit) if plan.total_bytes() > limit.bytes => {
                 Err(plan.refused(limit.bytes, limit.explained(hint.into())))
@@ -512,6 +511,17 @@ impl Model {
             }
         }
         let _ = option;
+        Ok(())
+    }
+
+    /// Refuses what needs the whole model on the device at once, tables of tokens included.
+    pub(crate) fn expect_whole(&self, option: &'static str) -> Result<(), Error> {
+        self.expect_resident(option)?;
+        #[cfg(not(target_arch = "wasm32"))]
+        if self.row_tables().is_some() {
+            let (expected, found) = ("a model all of whose tables are on the device".into(), "some in the file".into());
+            return Err(Error::Option { option, expected, found });
+        }
         Ok(())
     }
 

@@ -186,7 +186,7 @@ impl GenerateOptions {
     }
 
     /// Tokens that end the text.
-    pub(super) fn end_ids(&self, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
+    pub(crate) fn end_ids(&self, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
         match self.ignore_eos {
             true => Vec::new(),
             false => tokenizer.iter().flat_map(|t| t.eos_ids()).chain(&self.stop_ids).copied().collect(),
@@ -223,7 +223,7 @@ impl GenerateOptions {
     }
 
     /// Refuses biases of tokens that there are not.
-    pub(super) fn check_biases(&self, vocab_size: u32) -> Result<(), Error> {
+    pub(crate) fn check_biases(&self, vocab_size: u32) -> Result<(), Error> {
         match self.logit_bias.last_key_value() {
             Some((&id, _)) if id >= vocab_size => {
                 let expected = format!("token ids below {vocab_size}");
@@ -234,12 +234,12 @@ impl GenerateOptions {
     }
 
     /// Ids and the bits of their biases, in turns.
-    pub(super) fn biases(&self) -> Vec<u32> {
+    pub(crate) fn biases(&self) -> Vec<u32> {
         self.logit_bias.iter().flat_map(|(&id, bias)| [id, bias.to_bits()]).collect()
     }
 
     /// The settings as kernels read them, of a text whose first generated token stands at this position.
-    pub(super) fn sampling(&self, generated_from: u32) -> Sampling {
+    pub(crate) fn sampling(&self, generated_from: u32) -> Sampling {
         Sampling {
             temperature: self.temperature,
             top_k: self.top_k,

@@ -18,7 +18,7 @@ pub const PASS_SIZES: [u32; 5] = [1, 8, 32, 128, 512];
 
 /// Rows of a pass for so many tokens: 1, or whole eighths of the power of two below, in steps of 8 at least. Each further
 /// size is a recording of its own; with these no more than an eighth of a long pass is idle.
-fn rows_for(n_tokens: u32) -> u32 {
+pub(crate) fn rows_for(n_tokens: u32) -> u32 {
     match n_tokens {
         0 | 1 => 1,
         _ => n_tokens.next_multiple_of((n_tokens.next_power_of_two() / 16).max(8)),

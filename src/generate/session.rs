@@ -7,7 +7,7 @@ use super::Model;
 use super::front::FrontPasses;
 use super::further::Further;
 use super::generation::Generation;
-use super::guide::TokenGuide;
+use super::guide::{TokenGuide, guide};
 use super::options::{ContextPolicy, GenerateOptions};
 use super::pace::Pace;
 use super::passes::RecordedPasses;
@@ -496,17 +496,4 @@ impl Session {
         self.sequence.submitted_ahead(n as usize);
         Ok(pending)
     }
-}
-
-/// Begins what the options ask a text to match.
-#[cfg(feature = "grammar")]
-fn guide(model: &Model, options: &GenerateOptions) -> Result<Option<Box<dyn TokenGuide>>, Error> {
-    let Some(constraint) = &options.constraint else { return Ok(None) };
-    let end_ids = options.end_ids(model.tokenizer().ok());
-    Ok(Some(Box::new(model.grammars()?.begin(constraint, &end_ids)?)))
-}
-
-#[cfg(not(feature = "grammar"))]
-fn guide(_: &Model, _: &GenerateOptions) -> Result<Option<Box<dyn TokenGuide>>, Error> {
-    Ok(None)
 }

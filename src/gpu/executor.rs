@@ -18,7 +18,6 @@ use super::outcome::{Failure, Fault, Outcome, Unsettled, refused, scoped};
 use super::pipeline::{Pipeline, Pipelines};
 use super::readback::{Completion, Poller, ReadFuture, Staging, complete, map};
 use crate::counters::LiveCounters;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::device::WordCopy;
 use crate::error::Error;
 use crate::recording::{Recording, Step};
@@ -380,7 +379,6 @@ impl Gpu {
     }
 
     /// The same of some words of each.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn copy_words(&self, copies: &[WordCopy]) -> Result<(), Error> {
         let mut encoder = self.encoder();
         for WordCopy { from: (from, from_first), to: (to, to_first), n_words } in copies {

@@ -41,7 +41,8 @@ pub(crate) struct AttentionParams {
     pub eps: f32,
     pub query_row: u32,
     pub norm: u32,
-    pub pad: [u32; 3],
+    pub row_words: u32,
+    pub pad: [u32; 2],
 }
 
 /// Flag: a query sees no key behind its own.
@@ -52,6 +53,8 @@ pub(crate) const PACKED: u32 = 2;
 pub(crate) const SINKS: u32 = 4;
 /// Flag: the token has keys and values of its own, which are to be cached.
 pub(crate) const OWN_KEYS: u32 = 8;
+/// Flag, for the CPU: sequences share the cache, and the state has their pages.
+pub(crate) const PAGED: u32 = 16;
 
 /// The largest head.
 pub(crate) const MAX_HEAD_DIM: u32 = 512;
@@ -123,7 +126,8 @@ impl AttentionConfig {
             eps: 0.0,
             query_row: 0,
             norm: 0,
-            pad: [0; 3],
+            row_words: 0,
+            pad: [0; 2],
         }
     }
 
@@ -169,7 +173,7 @@ pub fn attention(
     }
     let n_rows = n_tokens * config.share(); // of a key/value head
     let way = Way::half(rec.target(), cached.kind, head_dim).unwrap_or_else(|| {
-        let way = Way::prefill(rec.target(), cached.kind, slots, head_dim);
+        let way = Way::prefill(rec.target(), cached.kind, slots.min(cached.capacity), head_dim);
         match way.tier {
             // Eight if there are enough for all invocations of two workgroups.
             Tier::Scalar if n_rows / SCALAR_ROWS * n_kv_heads < 16 => Way { tile_rows: n_rows.min(4), ..way },
@@ -177,21 +181,29 @@ pub fn attention(
         }
     });
     let params = AttentionParams {
-        flags: config.flags() | if sinks.is_some() { SINKS } else { 0 },
+        flags: config.flags() | sink_flag(sinks) | paged_flag(state),
         n_tiles: n_rows.div_ceil(way.tile_rows),
         ..config.params(n_tokens, cached.kind, [slots, cached.capacity])
     };
     // Sinks that are not there are never read; queries are at hand. All keys, as if the cache were full.
     let operands = [state.tensor(), q, &cached.k, &cached.v, sinks.unwrap_or(q), y];
-    way.record(rec, params, slots, &operands)
+    way.record(rec, params, slots.min(cached.capacity), state.constant(), &operands)
 }
 
-/// Records attention of a single token from its projection on: what [`rope_kv`](super::rope_kv) and [`attention`] do for
+fn sink_flag(sinks: Option<&Tensor>) -> u32 {
+    if sinks.is_some() { SINKS } else { 0 }
+}
+
+fn paged_flag(state: &StepState) -> u32 {
+    if state.is_shared() { PAGED } else { 0 }
+}
+
+/// Records attention of a single token, or of one of each of several sequences, from its projection on: what [`rope_kv`](super::rope_kv) and [`attention`] do for
 /// several. One dispatch of `shaders/attention_decode.wgsl`, and a second one, `shaders/attention_merge.wgsl`, if the cache
 /// is long enough to be cut into parts.
 ///
 /// # Shapes
-/// `sinks`: `[H]`; `qkv`: `[1, first + (H + 2 Hkv) * D]`; `y`: `[1, H * D]`.
+/// `sinks`: `[H]`; `qkv`: `[T, first + (H + 2 Hkv) * D]`, T being 1 unless the state has a row for each token; `y`: `[T, H * D]`.
 /// # Errors
 /// [`Error::Shape`] if an operand disagrees with the configuration, [`Error::Operand`] if that is out of range.
 #[expect(clippy::too_many_arguments)]
@@ -215,25 +227,28 @@ pub fn attention_next(
         let expected = format!("{:?} from a column that is a multiple of 4 on", [n_heads, n_kv_heads, head_dim]);
         return Err(wrong("heads", &expected, &format!("{found:?} from column {} on", heads.first_column)));
     }
-    qkv.expect_shape("attention", "qkv", &[1, heads.qkv_dim()])?;
+    let [n_tokens, _] = if state.is_batch() { qkv.dims2("attention", "qkv")? } else { [1, 0] };
+    qkv.expect_shape("attention", "qkv", &[n_tokens, heads.qkv_dim()])?;
     let slots = cached.slots("attention", n_kv_heads, head_dim)?;
-    y.expect_shape("attention", "y", &[1, n_heads * head_dim])?;
+    y.expect_shape("attention", "y", &[n_tokens, n_heads * head_dim])?;
     if let Some(sinks) = sinks {
         sinks.expect_shape("attention", "sinks", &[n_heads])?;
     }
     let (kernel, variant) = (&shaders::ATTENTION_DECODE, Some(cached.kind.variant()));
     let is_scalar = rec.target().tier_for(kernel, variant) == Tier::Scalar;
+    // Keys of one sequence at most.
+    let n_keys = slots.min(cached.capacity);
     // Queries of a workgroup together have 1024 elements, those of an invocation of the `scalar` tier 512.
     let room = if is_scalar { 512 / head_dim } else { 1024 / head_dim };
     let rows = config.share().min(room.clamp(1, 4));
     let fours = config.share().div_ceil(rows);
     let groups = n_kv_heads * fours;
     let (splits, step) = match is_scalar {
-        true => scalar_splits(slots, head_dim, (n_heads + n_kv_heads) * head_dim / 4),
-        false => splits(slots, groups),
+        true => scalar_splits(n_keys, head_dim, (n_heads + n_kv_heads) * head_dim / 4),
+        false => splits(n_keys, groups),
     };
     let params = AttentionParams {
-        flags: config.flags() | if sinks.is_some() { SINKS } else { 0 } | if has_keys { OWN_KEYS } else { 0 },
+        flags: config.flags() | sink_flag(sinks) | paged_flag(state) | if has_keys { OWN_KEYS } else { 0 },
         splits,
         step,
         query_start: heads.first_column / 4,
@@ -242,13 +257,16 @@ pub fn attention_next(
         eps: heads.eps(),
         query_row: heads.query_row(),
         norm: heads.code(),
-        ..config.params(1, cached.kind, [slots, cached.capacity])
+        query_stride: heads.qkv_dim() / 4,
+        row_words: state.row_words(),
+        ..config.params(n_tokens, cached.kind, [slots, cached.capacity])
     };
     let with_sinks = sinks.map(|_| ("SINKS", 1.0));
-    let constants: Vec<_> = [("ROWS", f64::from(rows)), heads.constant()].into_iter().chain(with_sinks).collect();
+    let constants: Vec<_> =
+        [("ROWS", f64::from(rows)), heads.constant()].into_iter().chain(with_sinks).chain(state.constant()).collect();
     let [table, weight] = heads.operands(rec)?;
     let columns = if is_scalar { 1 } else { head_dim.div_ceil(COLUMNS) };
-    let [x, y_groups, _] = fold(rec.target(), u64::from(groups) * u64::from(columns));
+    let [x, y_groups, _] = fold(rec.target(), u64::from(groups) * u64::from(columns) * u64::from(n_tokens));
     let grid = [x, y_groups, if is_scalar { splits.div_ceil(8) } else { splits }];
     let mut decode = |y: &Tensor| {
         let operands = [state.tensor(), &table, &weight, qkv, sinks.unwrap_or(qkv), &cached.k, &cached.v, y];
@@ -257,9 +275,9 @@ pub fn attention_next(
     if splits == 1 {
         return decode(y);
     }
-    let parts = Tensor::temporary("parts", &[n_heads, splits, head_dim + 4], DType::F32)?;
+    let parts = Tensor::temporary("parts", &[n_tokens * n_heads, splits, head_dim + 4], DType::F32)?;
     decode(&parts)?;
-    let grid = fold(rec.target(), u64::from(n_heads * (head_dim / 4)).div_ceil(64));
+    let grid = fold(rec.target(), u64::from(n_tokens * n_heads * (head_dim / 4)).div_ceil(64));
     rec.dispatch(&shaders::ATTENTION_MERGE, None, &[], params, &[state.tensor(), &parts, y], grid)
 }
 
@@ -300,6 +318,7 @@ impl Way {
         rec: &mut Recorder,
         params: AttentionParams,
         n_keys: u32,
+        paged: Option<(&'static str, f64)>,
         operands: &[&Tensor; 6],
     ) -> Result<(), Error> {
         let AttentionParams { n_tokens, n_heads, n_kv_heads, head_dim, n_tiles, .. } = params;
@@ -313,7 +332,8 @@ impl Way {
             _ => (vec![("PARTS", head_dim.div_ceil(64))], n_groups * u64::from(columns)),
         };
         constants.extend((params.flags & SINKS != 0).then_some(("SINKS", 1)));
-        let constants: Vec<_> = constants.into_iter().map(|(name, value)| (name, f64::from(value))).collect();
+        let constants: Vec<_> =
+            constants.into_iter().map(|(name, value)| (name, f64::from(value))).chain(paged).collect();
         // Of scores and of values.
         let operations = 2 * operations(n_tokens, n_heads * head_dim, n_keys);
         for part in grid_parts(rec.target(), n_groups, operations) {
@@ -421,7 +441,7 @@ pub fn attention_packed(
         ..config.params(n_tokens, KvType::F32, [n_tokens; 2])
     };
     let words = qkv.words();
-    tiles.way.record(rec, params, tiles.max_len, &[&tiles.table, qkv, &words, &words, qkv, y])
+    tiles.way.record(rec, params, tiles.max_len, None, &[&tiles.table, qkv, &words, &words, qkv, y])
 }
 
 /// Rows of a tile of `attention_prefill`.

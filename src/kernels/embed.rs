@@ -21,6 +21,8 @@ pub(crate) struct EmbedParams {
     pub n_tokens: u32,
     pub factor: f32,
     pub n_positions: u32,
+    pub row_words: u32,
+    pub pad: [u32; 3],
 }
 
 /// Mirrors `Params` in `shaders/embed_sum.wgsl`.
@@ -64,7 +66,7 @@ impl<'a> Embedding<'a> {
 /// rows held before, no row that pads a pass has a NaN.
 ///
 /// # Shapes
-/// `tokens`: `[S]`, token ids; `y`: `[T, C]`.
+/// `tokens`: `[S]`, token ids, which count for nothing where the state has a row for each token; `y`: `[T, C]`.
 /// # Errors
 /// [`Error::Shape`] if an operand disagrees with `w`.
 pub fn embed(
@@ -75,6 +77,7 @@ pub fn embed(
     y: &Tensor,
 ) -> Result<(), Error> {
     let &Embedding { w, factor, positions } = embedding;
+    let tokens = if state.is_batch() { state.tensor() } else { tokens };
     let [n_tokens, _] = y.dims2("embed", "y")?;
     y.expect_shape("embed", "y", &[n_tokens, w.cols()])?;
     let n_positions = table_rows("embed", "positions", positions, w)?;
@@ -91,6 +94,8 @@ pub fn embed(
             n_tokens,
             factor,
             n_positions,
+            row_words: state.row_words(),
+            pad: [0; 3],
         };
         let operands = [state.tensor(), tokens, &slab.words, positions.unwrap_or(&absent), y];
         rec.dispatch(&shaders::EMBED, Some(w.weight()), &[], params, &operands, grid)?;

@@ -91,7 +91,7 @@ impl<'a> Input<'a> {
         rec: &mut Recorder,
         has_bias: bool,
     ) -> Result<Option<(Tensor, Option<Norm<'a>>)>, Error> {
-        if !are_few(rec.target(), self.dims("matvec")?) {
+        if !are_few(rec, self.dims("matvec")?) {
             return Ok(None);
         }
         match (&self.rows, self.source) {

@@ -7,7 +7,7 @@ use super::{Activation, Gelu, Input, LOOP_ROUNDS, grid_parts, rms_norm, tier_for
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
-use crate::recording::Recorder;
+use crate::recording::{Products, Recorder};
 use crate::shaders::{self, Kernel, Tier};
 use crate::target::{Bucket, Choice, Target};
 use crate::tensor::Tensor;
@@ -301,7 +301,11 @@ impl Lanes {
         });
         let Choice { tier, size } = known.unwrap_or_else(|| usual(target, kernel, w, 1));
         let ragged = !w.is_whole_blocks();
-        match (tier, n_tokens.clamp(1, MAX_COLUMNS).next_power_of_two()) {
+        let most_columns = match rec.products() {
+            Products::Few { columns } => columns,
+            _ => n_tokens,
+        };
+        match (tier, most_columns.clamp(1, MAX_COLUMNS).next_power_of_two()) {
             (Tier::Scalar, _) => Lanes { tier, n: 1, columns: 1, ragged },
             (_, columns) => Lanes { tier, n: size.max(columns), columns, ragged },
         }
@@ -434,16 +438,18 @@ pub(crate) fn fold_norm<'a>(
 
 /// Whether `x` has so few tokens that its products are with vectors.
 pub(crate) fn suits_few(rec: &Recorder, x: &Tensor) -> bool {
-    matches!(*x.shape(), [n_tokens, dim] if are_few(rec.target(), [n_tokens, dim]))
+    matches!(*x.shape(), [n_tokens, dim] if are_few(rec, [n_tokens, dim]))
 }
 
 /// As [`suits_few`], by rows and columns: `matmul` begins where `matvec` would have to read weights twice. It begins with eight
 /// tokens where they fill its smallest tile, with matrices of 8 x 8, and in the `scalar` tier, whose `matvec` reads weights
 /// again for each token.
-pub(super) fn are_few(target: &Target, [n_tokens, dim]: [u32; 2]) -> bool {
-    let most = match target.tier() {
-        Tier::Matrix8 | Tier::Scalar => MAX_COLUMNS - 1,
-        _ => MAX_COLUMNS,
+pub(super) fn are_few(rec: &Recorder, [n_tokens, dim]: [u32; 2]) -> bool {
+    let most = match (rec.products(), rec.target().tier()) {
+        (Products::Few { .. }, _) => u32::MAX,
+        (Products::Many, _) => 0,
+        (Products::Usual, Tier::Matrix8 | Tier::Scalar) => MAX_COLUMNS - 1,
+        (Products::Usual, _) => MAX_COLUMNS,
     };
     n_tokens <= most && dim.is_multiple_of(4)
 }

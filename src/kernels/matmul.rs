@@ -7,7 +7,7 @@ use super::{ACCUMULATE, Activation, BIAS, Input, Linear, check_loop, fold, grid_
 use crate::dtype::{BLOCK, WeightType};
 use crate::error::Error;
 use crate::matrix::Matrix;
-use crate::recording::Recorder;
+use crate::recording::{Products, Recorder};
 use crate::shaders::{self, Kernel, Tier};
 use crate::target::{Choice, Target};
 use crate::tensor::Tensor;
@@ -238,7 +238,9 @@ pub(crate) fn matmul_input(
 ) -> Result<(), Error> {
     let [m, dim] = input.dims("matmul")?;
     let [_, y_stride] = y.dims2("matmul", "y")?;
-    let plan = ProductPlan::new(rec.target(), linear, m, y_stride);
+    // Sums in one order cannot be split.
+    let is_invariant = linear.batch_invariant || rec.products() != Products::Usual;
+    let plan = ProductPlan::new(rec.target(), &Linear { batch_invariant: is_invariant, ..*linear }, m, y_stride);
     let kernel = plan.kernel;
     input.expect_dim(kernel.name, linear.w.cols())?;
     check_loop(rec.target(), kernel.name, tile_rounds(plan.tier, dim), dim, "columns")?;

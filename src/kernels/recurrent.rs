@@ -19,7 +19,9 @@ pub(crate) struct ShortConvParams {
     pub x_stride: u32,
     pub x_start: u32,
     pub flags: u32,
-    pub _pad: u32,
+    pub row_words: u32,
+    pub has_slots: u32,
+    pub _pad: [u32; 3],
 }
 
 /// Mirrors `Params` in `shaders/delta_rule.wgsl`.
@@ -35,7 +37,9 @@ pub(crate) struct DeltaRuleParams {
     pub x_stride: u32,
     pub grouped: u32,
     pub eps: f32,
-    pub _pad: [u32; 3],
+    pub row_words: u32,
+    pub has_slots: u32,
+    pub _pad: u32,
 }
 
 /// Mirrors `Params` in `shaders/selective_scan.wgsl`.
@@ -50,6 +54,9 @@ pub(crate) struct SelectiveScanParams {
     pub n_states: u32,
     pub x_stride: u32,
     pub dt_start: u32,
+    pub row_words: u32,
+    pub has_slots: u32,
+    pub _pad: [u32; 2],
 }
 
 /// Flags of `short_conv`.
@@ -58,6 +65,26 @@ pub(crate) const CONV_BIAS: u32 = 2;
 
 /// States that a layer has room for, in turns: those after the last passes, so that a sequence can go back by as many.
 pub const N_STATES: u32 = 4;
+
+/// States that a sequence has in a layer's `kept` ones, `[states of all sequences, ..]`, and how many sequences a pass has, with
+/// so many tokens.
+fn states(state: &StepState, n_tokens: u32) -> (u32, u32) {
+    // Sequences that share a cache only go forward.
+    let n_states = if state.is_shared() { 1 } else { N_STATES };
+    (n_states, if state.is_batch() { n_tokens } else { 1 })
+}
+
+/// Refuses states of another shape than those of some sequences, or of one alone.
+fn check_states(
+    kernel: &'static str,
+    operand: &'static str,
+    state: &StepState,
+    kept: &Tensor,
+    shape: &[u32],
+) -> Result<(), Error> {
+    let n = if state.is_shared() { kept.shape().first().copied().unwrap_or(0).max(1) } else { N_STATES };
+    kept.expect_shape(kernel, operand, &[&[n], shape].concat())
+}
 
 /// Inputs before the pass that a convolution sees at most.
 pub const MAX_PAST: u32 = 3;
@@ -81,7 +108,7 @@ impl ShortConv<'_> {
     /// Shader: `shaders/short_conv.wgsl`.
     ///
     /// # Shapes
-    /// `x`: `[T, 3 C]` if gated, else `[T, first + C]` or wider; `past`: `[N_STATES, 3, C]`; `y`: `[T, C]`.
+    /// `x`: `[T, 3 C]` if gated, else `[T, first + C]` or wider; `past`: `[N_STATES, 3, C]`, or `[sequences, 3, C]` where sequences share it; `y`: `[T, C]`.
     /// # Errors
     /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for more than four taps.
     pub fn record(
@@ -102,23 +129,26 @@ impl ShortConv<'_> {
         }
         let least = if self.gated { 3 * channels } else { x_stride.max(self.first_column.saturating_add(channels)) };
         x.expect_shape(KERNEL, "x", &[n_tokens, least])?;
-        past.expect_shape(KERNEL, "past", &[N_STATES, MAX_PAST, channels])?;
+        check_states(KERNEL, "past", state, past, &[MAX_PAST, channels])?;
         if let Some(bias) = self.bias {
             bias.expect_shape(KERNEL, "bias", &[channels])?;
         }
         let gated = if self.gated { CONV_GATED } else { 0 };
+        let (n_states, n_sequences) = states(state, n_tokens);
         let params = ShortConvParams {
             n_tokens,
             channels,
             taps,
-            n_states: N_STATES,
+            n_states,
             x_stride,
             x_start: if self.gated { 0 } else { self.first_column },
             flags: gated | if self.bias.is_some() { CONV_BIAS } else { 0 },
-            _pad: 0,
+            row_words: state.row_words(),
+            has_slots: u32::from(state.is_shared()),
+            _pad: [0; 3],
         };
         let operands = [state.tensor(), x, self.weight, self.bias.unwrap_or(self.weight), past, y];
-        let grid = fold(rec.target(), u64::from(channels.div_ceil(64)));
+        let grid = fold(rec.target(), u64::from(channels.div_ceil(64)) * u64::from(n_sequences));
         rec.dispatch(&shaders::SHORT_CONV, None, &[], params, &operands, grid)
     }
 }
@@ -153,7 +183,7 @@ impl DeltaRule {
     ///
     /// # Shapes
     /// `qkv`: `[T, channels]`; `x`: `[T, inputs]`, of which the columns after the channels count; `heads`: decays, `[H]`,
-    /// time steps, `[H]`, and the norm's weights, `[Dv]`, one after the other; `matrices`: `[N_STATES, H, Dk, Dv]`; `y`:
+    /// time steps, `[H]`, and the norm's weights, `[Dv]`, one after the other; `matrices`: `[N_STATES, H, Dk, Dv]`, or `[sequences, H, Dk, Dv]`; `y`:
     /// `[T, H Dv]`.
     /// # Errors
     /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for a shape that is out of range.
@@ -182,24 +212,27 @@ impl DeltaRule {
         qkv.expect_shape(KERNEL, "qkv", &[n_tokens, self.channels()])?;
         x.expect_shape(KERNEL, "x", &[n_tokens, self.inputs()])?;
         heads.expect_shape(KERNEL, "heads", &[2 * n_heads + value_dim])?;
-        matrices.expect_shape(KERNEL, "matrices", &[N_STATES, n_heads, key_dim, value_dim])?;
+        check_states(KERNEL, "matrices", state, matrices, &[n_heads, key_dim, value_dim])?;
         let columns = u64::from(value_dim.div_ceil(128));
         let rounds = u64::from(n_tokens) * (2 * columns * u64::from(key_dim) + 8);
         check_loop(rec.target(), KERNEL, rounds, n_tokens, "tokens")?;
+        let (n_states, n_sequences) = states(state, n_tokens);
         let params = DeltaRuleParams {
             n_tokens,
             n_key_heads,
             n_heads,
             key_dim,
             value_dim,
-            n_states: N_STATES,
+            n_states,
             x_stride: self.inputs(),
             grouped: u32::from(grouped),
             eps,
-            _pad: [0; 3],
+            row_words: state.row_words(),
+            has_slots: u32::from(state.is_shared()),
+            _pad: 0,
         };
         let operands = [state.tensor(), qkv, x, heads, matrices, y];
-        let grid = fold(rec.target(), n_heads.into());
+        let grid = fold(rec.target(), u64::from(n_heads) * u64::from(n_sequences));
         rec.dispatch(&shaders::DELTA_RULE, None, &[], params, &operands, grid)
     }
 }
@@ -237,7 +270,7 @@ impl SelectiveScan {
     ///
     /// # Shapes
     /// `vbc`: `[T, channels]`; `x`: `[T, inputs]`, of which gates and time steps count; `heads`: `[3 H]`, decays, biases of
-    /// the time steps, and factors of the values that are added; `matrices`: `[N_STATES, H, N, P]`; `y`: `[T, H P]`.
+    /// the time steps, and factors of the values that are added; `matrices`: `[N_STATES, H, N, P]`, or `[sequences, H, N, P]`; `y`: `[T, H P]`.
     /// # Errors
     /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for a shape that is out of range.
     pub fn record(
@@ -264,21 +297,25 @@ impl SelectiveScan {
         vbc.expect_shape(KERNEL, "vbc", &[n_tokens, self.channels()])?;
         x.expect_shape(KERNEL, "x", &[n_tokens, self.inputs()])?;
         heads.expect_shape(KERNEL, "heads", &[3 * n_heads])?;
-        matrices.expect_shape(KERNEL, "matrices", &[N_STATES, n_heads, state_dim, head_dim])?;
+        check_states(KERNEL, "matrices", state, matrices, &[n_heads, state_dim, head_dim])?;
         let rounds = u64::from(n_tokens) * (u64::from(state_dim) + 1);
         check_loop(rec.target(), KERNEL, rounds, n_tokens, "tokens")?;
+        let (n_states, n_sequences) = states(state, n_tokens);
         let params = SelectiveScanParams {
             n_tokens,
             n_heads,
             n_groups,
             head_dim,
             state_dim,
-            n_states: N_STATES,
+            n_states,
             x_stride: self.inputs(),
             dt_start: self.inner_dim() + self.channels(),
+            row_words: state.row_words(),
+            has_slots: u32::from(state.is_shared()),
+            _pad: [0; 2],
         };
         let operands = [state.tensor(), vbc, x, heads, matrices, y];
-        let grid = fold(rec.target(), u64::from(self.inner_dim().div_ceil(64)));
+        let grid = fold(rec.target(), u64::from(self.inner_dim().div_ceil(64)) * u64::from(n_sequences));
         rec.dispatch(&shaders::SELECTIVE_SCAN, None, &[], params, &operands, grid)
     }
 }

@@ -39,6 +39,8 @@ pub(crate) struct RopeKvParams {
     pub query_row: u32,
     pub first: u32,
     pub slots: u32,
+    pub is_paged: u32,
+    pub pad: [u32; 3],
 }
 
 /// Mirrors `Params` in `shaders/rope_packed.wgsl`.
@@ -449,12 +451,15 @@ pub fn rope_kv(
         query_row: heads.query_row(),
         first: heads.first_column,
         slots,
+        is_paged: u32::from(state.is_shared()),
+        pad: [0; 3],
     };
     let (kernel, variant) = (&shaders::ROPE_KV, Some(cached.kind.variant()));
     let [table, weight] = heads.operands(rec)?;
     let grid = head_groups(rec, kernel, variant, u64::from(n_tokens) * u64::from(n_heads + 2 * n_kv_heads));
     let operands = [state.tensor(), &table, &weight, qkv, q, &cached.k, &cached.v];
-    rec.dispatch(kernel, variant, &[heads.constant()], params, &operands, grid)
+    let constants: Vec<_> = [heads.constant()].into_iter().chain(state.constant()).collect();
+    rec.dispatch(kernel, variant, &constants, params, &operands, grid)
 }
 
 /// Records the norm and the rotation of packed queries and keys, where they stand, by their tokens' positions; values stay

@@ -21,7 +21,9 @@ pub(crate) const MOST: u32 = 1024;
 #[repr(C)]
 pub(crate) struct PenalizeParams {
     pub n_vocab: u32,
-    pub _pad: [u32; 3],
+    pub capacity: u32,
+    pub row_words: u32,
+    pub biases_stride: u32,
 }
 
 /// Mirrors `Params` in `shaders/mask_logits.wgsl`.
@@ -38,7 +40,8 @@ pub(crate) struct MaskLogitsParams {
 pub(crate) struct SampleParams {
     pub n_vocab: u32,
     pub n_parts: u32,
-    pub _pad: [u32; 2],
+    pub row_words: u32,
+    pub found_stride: u32,
 }
 
 /// Sampling settings as kernels read them, twelve words; `shaders/shared/sampling.wgsl` names them.
@@ -86,9 +89,10 @@ impl Sampling {
 /// tokens. Shader: `shaders/penalize.wgsl`.
 ///
 /// # Shapes
-/// `sampling`: `[12]`; `tokens`: `[S]`; `biases`: `[2 B]`, ids and the bits of their biases in turns; `logits`: `[1, V]`.
+/// `sampling`: `[R, 12]`; `tokens`: `[S]`, or `[slots, S]` where the state has a row for each of the logits'; `biases`: `[R, 2 B]`,
+/// ids and the bits of their biases in turns; `logits`: `[R, V]`.
 /// # Errors
-/// [`Error::Shape`] if `sampling` is not [`Sampling`]'s words.
+/// [`Error::Shape`] if an operand has another shape.
 pub fn penalize(
     rec: &mut Recorder,
     sampling: &Tensor,
@@ -99,10 +103,13 @@ pub fn penalize(
 ) -> Result<(), Error> {
     /// Ids that a workgroup has to itself, as in the shader.
     const CHUNK: u32 = 2048;
-    sampling.expect_shape("penalize", "sampling", &[Sampling::WORDS])?;
-    let n_vocab = logits.len() as u32;
-    let params = PenalizeParams { n_vocab, _pad: [0; 3] };
-    let grid = [n_vocab.div_ceil(CHUNK), 1, 1];
+    let [n_rows, n_vocab] = logits.dims2("penalize", "logits")?;
+    sampling.expect_shape("penalize", "sampling", &[n_rows, Sampling::WORDS])?;
+    let [_, biases_stride] = biases.dims2("penalize", "biases")?;
+    biases.expect_shape("penalize", "biases", &[n_rows, biases_stride])?;
+    let capacity = tokens.shape().last().copied().unwrap_or(0);
+    let params = PenalizeParams { n_vocab, capacity, row_words: state.row_words(), biases_stride };
+    let grid = [n_vocab.div_ceil(CHUNK), n_rows, 1];
     rec.dispatch(&shaders::PENALIZE, None, &[], params, &[sampling, state.tensor(), tokens, biases, logits], grid)
 }
 
@@ -115,14 +122,14 @@ pub(crate) fn mask_words(n_vocab: u32) -> u32 {
 /// comes after [`penalize`], which would make an infinity of that. Shader: `shaders/mask_logits.wgsl`.
 ///
 /// # Shapes
-/// `allowed`: `[ceil(V / 32)]`, the lowest bit first; `logits`: `[1, V]`.
+/// `allowed`: `[R, ceil(V / 32)]`, the lowest bit first; `logits`: `[R, V]`.
 /// # Errors
 /// [`Error::Shape`] if `allowed` has not a bit for each logit.
 pub fn mask_logits(rec: &mut Recorder, allowed: &Tensor, logits: &Tensor) -> Result<(), Error> {
-    let n_vocab = logits.len() as u32;
-    allowed.expect_shape("mask_logits", "allowed", &[mask_words(n_vocab)])?;
+    let [n_rows, n_vocab] = logits.dims2("mask_logits", "logits")?;
+    allowed.expect_shape("mask_logits", "allowed", &[n_rows, mask_words(n_vocab)])?;
     let params = MaskLogitsParams { n_vocab, _pad: [0; 3] };
-    rec.dispatch(&shaders::MASK_LOGITS, None, &[], params, &[allowed, logits], [n_vocab.div_ceil(256), 1, 1])
+    rec.dispatch(&shaders::MASK_LOGITS, None, &[], params, &[allowed, logits], [n_vocab.div_ceil(256), n_rows, 1])
 }
 
 /// Records the draw of a token with temperature, top-k, top-p and min-p. Two dispatches: `shaders/candidates.wgsl` finds the
@@ -130,7 +137,7 @@ pub fn mask_logits(rec: &mut Recorder, allowed: &Tensor, logits: &Tensor) -> Res
 /// second walks all logits, in one workgroup. A token with the lowest float as its logit is not drawn while there is another.
 ///
 /// # Shapes
-/// `sampling`: `[12]`; `logits`: `[1, V]`; `ids`: `[1]`.
+/// `sampling`: `[R, 12]`; `logits`: `[R, V]`; `ids`: `[R]`. Several rows are of different sequences: the state has a row for each.
 /// # Errors
 /// [`Error::Shape`] if an operand has another shape.
 pub fn sample(
@@ -140,13 +147,14 @@ pub fn sample(
     logits: &Tensor,
     ids: &Tensor,
 ) -> Result<(), Error> {
-    sampling.expect_shape("sample", "sampling", &[Sampling::WORDS])?;
-    ids.expect_shape("sample", "ids", &[1])?;
-    let n_vocab = logits.len() as u32;
+    let [n_rows, n_vocab] = logits.dims2("sample", "logits")?;
+    sampling.expect_shape("sample", "sampling", &[n_rows, Sampling::WORDS])?;
+    ids.expect_shape("sample", "ids", &[n_rows])?;
     let n_parts = n_vocab.div_ceil(PART);
-    let params = SampleParams { n_vocab, n_parts, _pad: [0; 2] };
     // A pair of words for each part, then as many for each as lists can have.
-    let found = rec.temporary_words("candidates", &[1 + MOST.min(n_vocab), n_parts, 2])?;
-    rec.dispatch(&shaders::CANDIDATES, None, &[], params, &[sampling, logits, &found], [n_parts, 1, 1])?;
-    rec.dispatch(&shaders::SAMPLE, None, &[], params, &[sampling, state.tensor(), logits, &found, ids], [1, 1, 1])
+    let n_found = 1 + MOST.min(n_vocab);
+    let found = rec.temporary_words("candidates", &[n_rows, n_found, n_parts, 2])?;
+    let params = SampleParams { n_vocab, n_parts, row_words: state.row_words(), found_stride: n_found * n_parts };
+    rec.dispatch(&shaders::CANDIDATES, None, &[], params, &[sampling, logits, &found], [n_parts, n_rows, 1])?;
+    rec.dispatch(&shaders::SAMPLE, None, &[], params, &[sampling, state.tensor(), logits, &found, ids], [n_rows, 1, 1])
 }

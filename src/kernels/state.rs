@@ -24,18 +24,96 @@ pub(crate) struct AdvanceParams {
     pub _pad: [u32; 3],
 }
 
+/// Positions of a page of cached keys, where sequences share a cache.
+pub const PAGE: u32 = 64;
+
 /// Position and number of tokens of the current pass, the token chosen last, and the row of the tables of angles that
 /// position 0 has. Four words: `pos`, `n_tokens`, `token`, `angles`; `shaders/shared/state.wgsl` names them.
+///
+/// Where several sequences share a cache, there is such a row for each token of a pass, or one for a pass over tokens of one of
+/// them, and it also says where the sequence's keys and states are.
 #[derive(Clone, Debug)]
-pub struct StepState(Tensor);
+pub struct StepState {
+    words: Tensor,
+    /// Pages of a sequence at most; 0 where the cache is one sequence's alone.
+    n_pages: u32,
+    /// Whether each token of a pass has a row.
+    is_batch: bool,
+}
+
+/// What a row of the state says of a sequence that shares a cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StateRow {
+    /// Position of the pass's first token.
+    pub pos: u32,
+    /// Tokens of the pass. Of the first row of several: how many rows count.
+    pub n_tokens: u32,
+    /// The token at `pos`.
+    pub token: u32,
+    /// The row of the tables of angles that position 0 has.
+    pub angles: u32,
+    /// The sequence's place among states and among tokens.
+    pub slot: u32,
+    /// The pages of its keys and values, from position 0 on. Those after the last one are page 0, which is nobody's.
+    pub pages: Vec<u32>,
+}
 
 impl StepState {
+    /// Words of a row before its pages, as in `shaders/shared/state.wgsl`.
+    pub(crate) const ROW_HEAD: u32 = 8;
+
     /// Declares a state.
     ///
     /// # Errors
     /// None in practice; the shape is fixed.
     pub fn declare() -> Result<StepState, Error> {
-        Ok(StepState(Tensor::declare("state", Role::Activations, &[4], DType::U32)?))
+        let words = Tensor::declare("state", Role::Activations, &[4], DType::U32)?;
+        Ok(StepState { words, n_pages: 0, is_batch: false })
+    }
+
+    /// Declares a state for sequences that share a cache and have up to so many pages each: with a row for each of `n_rows`
+    /// tokens of a pass, or with one for a pass over tokens of one sequence.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if it is larger than a tensor can be.
+    pub fn declare_shared(n_rows: Option<u32>, n_pages: u32) -> Result<StepState, Error> {
+        let shape = [n_rows.unwrap_or(1), Self::ROW_HEAD + n_pages];
+        let words = Tensor::declare("state", Role::Activations, &shape, DType::U32)?;
+        Ok(StepState { words, n_pages, is_batch: n_rows.is_some() })
+    }
+
+    /// Writes the first rows of a state that was declared for sequences that share a cache.
+    ///
+    /// # Errors
+    /// Errors of [`TensorWriter::write_words`].
+    pub fn set_rows(&self, device: &dyn TensorWriter, rows: &[StateRow]) -> Result<(), Error> {
+        let stride = (Self::ROW_HEAD + self.n_pages) as usize;
+        let mut words = vec![0; rows.len() * stride];
+        for (words, row) in words.chunks_exact_mut(stride).zip(rows) {
+            words[..5].copy_from_slice(&[row.pos, row.n_tokens, row.token, row.angles, row.slot]);
+            words[Self::ROW_HEAD as usize..].iter_mut().zip(&row.pages).for_each(|(word, page)| *word = *page);
+        }
+        device.write_words(&self.words, 0, &words)
+    }
+
+    /// Whether each token of a pass is of a sequence of its own.
+    pub fn is_batch(&self) -> bool {
+        self.is_batch
+    }
+
+    /// Words of a row, where each token has one; else 0.
+    pub(super) fn row_words(&self) -> u32 {
+        if self.is_batch { Self::ROW_HEAD + self.n_pages } else { 0 }
+    }
+
+    /// Whether sequences share the cache.
+    pub(super) fn is_shared(&self) -> bool {
+        self.n_pages > 0
+    }
+
+    /// The override that says so.
+    pub(super) fn constant(&self) -> Option<(&'static str, f64)> {
+        self.is_shared().then_some(("PAGED", 1.0))
     }
 
     /// Sets position and number of tokens for the next pass.
@@ -52,12 +130,12 @@ impl StepState {
     /// # Errors
     /// Errors of [`TensorWriter::write_words`].
     pub fn set_turned(&self, device: &dyn TensorWriter, pos: u32, n_tokens: u32, angles: u32) -> Result<(), Error> {
-        device.write_words(&self.0, 0, &[pos, n_tokens, 0, angles])
+        device.write_words(&self.words, 0, &[pos, n_tokens, 0, angles])
     }
 
     /// The words; [`StepState::tokens`] takes them apart after a read.
     pub fn tensor(&self) -> &Tensor {
-        &self.0
+        &self.words
     }
 
     /// The token chosen last, from the words of one state after another as read back. [`NON_FINITE`](super::NON_FINITE)
@@ -77,7 +155,7 @@ pub fn last_row(rec: &mut Recorder, state: &StepState, x: &Tensor, y: &Tensor) -
     let [_, dim] = x.dims2("last_row", "x")?;
     y.expect_shape("last_row", "y", &[1, dim])?;
     let params = LastRowParams { dim, _pad: [0; 3] };
-    rec.dispatch(&shaders::LAST_ROW, None, &[], params, &[&state.0, x, y], [dim.div_ceil(256), 1, 1])
+    rec.dispatch(&shaders::LAST_ROW, None, &[], params, &[&state.words, x, y], [dim.div_ceil(256), 1, 1])
 }
 
 /// Records the end of a pass: `ids[0]` joins `tokens` and the state moves on to it. Shader: `shaders/advance.wgsl`.
@@ -89,5 +167,5 @@ pub fn last_row(rec: &mut Recorder, state: &StepState, x: &Tensor, y: &Tensor) -
 pub fn advance(rec: &mut Recorder, state: &StepState, ids: &Tensor, tokens: &Tensor) -> Result<(), Error> {
     ids.expect_shape("advance", "ids", &[1])?;
     let params = AdvanceParams { capacity: tokens.len() as u32, _pad: [0; 3] };
-    rec.dispatch(&shaders::ADVANCE, None, &[], params, &[ids, &state.0, tokens], [1, 1, 1])
+    rec.dispatch(&shaders::ADVANCE, None, &[], params, &[ids, &state.words, tokens], [1, 1, 1])
 }

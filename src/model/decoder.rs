@@ -8,8 +8,8 @@ use super::weights::TOKEN_EMBD;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{
-    Embedding, Norm, Sampling, StepState, advance, argmax, embed, mask_logits, mask_words, penalize, sample, scale,
-    soft_cap,
+    Embedding, Norm, PAGE, Sampling, StepState, advance, argmax, embed, mask_logits, mask_words, penalize, sample,
+    scale, soft_cap,
 };
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
@@ -45,9 +45,9 @@ pub struct PassTensors {
     pub logits: Tensor,
     /// Sampling settings, [`Sampling`]'s words.
     pub sampling: Tensor,
-    /// Ids and biases in turns, `[2 * MOST_BIASES]`, of which the settings say how many count.
+    /// Ids and biases in turns, `[1, 2 * MOST_BIASES]`, of which the settings say how many count.
     pub biases: Tensor,
-    /// Which tokens may be chosen in a pass whose ending is masked: a bit for each, `[ceil(V / 32)]`.
+    /// Which tokens may be chosen in a pass whose ending is masked: a bit for each, `[1, ceil(V / 32)]`.
     pub allowed: Tensor,
     /// The chosen token, `[1]`.
     pub chosen: Tensor,
@@ -74,14 +74,49 @@ impl PassTensors {
             fetched: Vec::new(),
             stream: tensor("stream", &[max_pass, config.dim], DType::F32)?,
             logits: tensor("logits", &[1, config.vocab_size], DType::F32)?,
-            sampling: tensor("sampling", &[Sampling::WORDS], DType::U32)?,
-            biases: tensor("biases", &[2 * Sampling::MOST_BIASES], DType::U32)?,
-            allowed: tensor("allowed", &[mask_words(config.vocab_size)], DType::U32)?,
+            sampling: tensor("sampling", &[1, Sampling::WORDS], DType::U32)?,
+            biases: tensor("biases", &[1, 2 * Sampling::MOST_BIASES], DType::U32)?,
+            allowed: tensor("allowed", &[1, mask_words(config.vocab_size)], DType::U32)?,
             chosen: tensor("chosen", &[1], DType::U32)?,
             verified: tensor("verified", &[VERIFIED_ROWS], DType::U32)?,
             further: None,
             queries: None,
         })
+    }
+
+    /// Declares them for passes over one token of each of up to `n_rows` sequences, of `n_slots` that share a cache and have up to
+    /// `n_pages` pages each.
+    ///
+    /// # Errors
+    /// As [`PassTensors::declare`].
+    pub fn declare_rows(config: &ModelConfig, [n_rows, n_slots, n_pages]: [u32; 3]) -> Result<PassTensors, Error> {
+        let tensor = |label: &str, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);
+        Ok(PassTensors {
+            state: StepState::declare_shared(Some(n_rows), n_pages)?,
+            tokens: tensor("tokens", &[n_slots, n_pages.saturating_mul(PAGE)], DType::U32)?,
+            logits: tensor("logits", &[n_rows, config.vocab_size], DType::F32)?,
+            sampling: tensor("sampling", &[n_rows, Sampling::WORDS], DType::U32)?,
+            biases: tensor("biases", &[n_rows, 2 * Sampling::MOST_BIASES], DType::U32)?,
+            allowed: tensor("allowed", &[n_rows, mask_words(config.vocab_size)], DType::U32)?,
+            chosen: tensor("chosen", &[n_rows], DType::U32)?,
+            ..PassTensors::declare(config, 1, 1)?
+        })
+    }
+
+    /// The same for passes over up to `max_pass` tokens of one of the sequences, which have up to `n_pages` pages each.
+    ///
+    /// # Errors
+    /// As [`PassTensors::declare`].
+    pub fn declare_prompts(config: &ModelConfig, n_pages: u32, max_pass: u32) -> Result<PassTensors, Error> {
+        Ok(PassTensors {
+            state: StepState::declare_shared(None, n_pages)?,
+            ..PassTensors::declare(config, n_pages.saturating_mul(PAGE), max_pass)?
+        })
+    }
+
+    /// Tokens of a sequence at most.
+    pub(crate) fn capacity(&self) -> usize {
+        self.tokens.shape().last().copied().unwrap_or(0) as usize
     }
 
     /// Records the gather of the tokens' rows of a table, or of what the host fetched of them.
@@ -159,7 +194,48 @@ impl Ending {
     }
 }
 
+/// What passes over one token of each of several sequences choose with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RowsEnding {
+    /// Whether single tokens have penalties or biases.
+    pub penalize: bool,
+    /// Whether only allowed tokens count.
+    pub mask: bool,
+    /// Whether some tokens are drawn.
+    pub draw: bool,
+}
+
 impl Transformer {
+    /// Records a pass over one token of each of `n_rows` sequences that share a cache: to `io.chosen` the tokens that are
+    /// most likely, or drawn where a row's temperature is not 0.
+    ///
+    /// # Errors
+    /// As [`Transformer::record_pass`].
+    pub fn record_rows(
+        &self,
+        rec: &mut Recorder,
+        cache: &KvCache,
+        io: &PassTensors,
+        n_rows: u32,
+        ending: RowsEnding,
+    ) -> Result<(), Error> {
+        let h = self.record_layers(rec, cache, io, n_rows, &mut |_, _| Ok(()))?; // [R, C]
+        let logits = io.logits.first_rows(n_rows)?;
+        self.record_head(rec, &h, &logits)?; // [R, V]
+        let sampling = io.sampling.first_rows(n_rows)?;
+        if ending.penalize {
+            penalize(rec, &sampling, &io.state, &io.tokens, &io.biases.first_rows(n_rows)?, &logits)?;
+        }
+        if ending.mask {
+            mask_logits(rec, &io.allowed.first_rows(n_rows)?, &logits)?;
+        }
+        argmax(rec, &logits, &io.chosen.first_rows(n_rows)?)?; // [R]
+        if ending.draw {
+            sample(rec, &sampling, &io.state, &logits, &io.chosen.first_rows(n_rows)?)?; // [R]
+        }
+        Ok(())
+    }
+
     /// Records a pass over `n_tokens` tokens at the state's position, up to the residual stream of all tokens,
     /// `[T, C]`, which it returns.
     ///

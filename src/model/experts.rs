@@ -383,7 +383,7 @@ impl Transformer {
         let result = if on_result.is_some() { rec.temporary("result", h.shape())? } else { h.clone() };
         let (n_slots, n_experts, accumulate) = (n_tokens * n_used, experts.n + weights.shared.n, on_result.is_none());
         let activated = rec.temporary("activated", &[n_slots, ffn_dim])?;
-        if !suits_few(rec, &x) && ExpertTiles::suit(rec.target(), n_slots, n_experts) {
+        if !suits_few(rec, &x) && ExpertTiles::suit(rec, n_slots, n_experts) {
             let tiles = ExpertTiles::record(rec, &routes, n_experts)?;
             let up = rec.temporary("up", &[n_slots, 2 * ffn_dim])?;
             for UpPart { rows: kind, part } in &matrices.up {

@@ -20,7 +20,7 @@ use crate::kernels::{
 };
 #[cfg(not(target_arch = "wasm32"))]
 use crate::matrix::Matrix;
-use crate::recording::Recorder;
+use crate::recording::{Products, Recorder};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor, TensorWriter};
 
@@ -303,8 +303,8 @@ impl Transformer {
                 self.record_product(rec, flow, &weights.attn_qkv, weights.attn_norms.before.as_ref(), h, &qkv)?;
                 let (heads, sinks) = (self.heads(l), weights.attn_sinks.as_ref());
                 let asked = io.queries.as_ref().filter(|(layer, _)| *layer == l);
-                if n_tokens == 1 && asked.is_none() {
-                    attention_next(rec, &io.state, &kernel, &heads, sinks, &qkv, cached, &mixed)?; // [1, H D]
+                if io.state.is_batch() || (n_tokens == 1 && asked.is_none() && rec.products() != Products::Many) {
+                    attention_next(rec, &io.state, &kernel, &heads, sinks, &qkv, cached, &mixed)?; // [T, H D]
                 } else {
                     let q = match asked {
                         Some((_, q)) => q.clone(),

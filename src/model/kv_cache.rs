@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::dtype::DType;
 use crate::error::Error;
-use crate::kernels::{CachedKeys, KvType, MAX_PAST, N_STATES};
+use crate::kernels::{CachedKeys, KvType, MAX_PAST, N_STATES, PAGE};
 use crate::model::{Block, ModelConfig};
 use crate::tensor::{Role, Tensor};
 
@@ -40,7 +40,7 @@ pub enum LayerCache {
     Keys(CachedKeys),
     /// States after some positions, in turns.
     State {
-        /// Inputs of the convolution, `[N_STATES, 3, channels]`.
+        /// Inputs of the convolution, `[N_STATES, 3, channels]`; of sequences that share a cache, one for each of them.
         past: Tensor,
         /// The matrix of each head, `[N_STATES, H, Dk, Dv]`, where there is one.
         matrices: Option<Tensor>,
@@ -48,6 +48,31 @@ pub enum LayerCache {
 }
 
 impl LayerCache {
+    /// Declares what layer `l` keeps: keys and values in so many slots of so many positions, or so many states.
+    fn declare(
+        config: &ModelConfig,
+        (l, block): (usize, &Block),
+        kind: KvType,
+        [slots, capacity]: [u32; 2],
+        n_states: u32,
+    ) -> Result<LayerCache, Error> {
+        let declare =
+            |name: &str, shape: &[u32]| Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, shape, DType::F32);
+        Ok(match &block.recurrence {
+            Some(recurrence) => LayerCache::State {
+                past: declare("past", &[n_states, MAX_PAST, recurrence.channels(config.dim)])?,
+                matrices: match recurrence.matrices() {
+                    Some([n_heads, rows, cols]) => Some(declare("state", &[n_states, n_heads, rows, cols])?),
+                    None => None,
+                },
+            },
+            None => {
+                let shape = [block.attention.n_kv_heads, slots, block.attention.head_dim];
+                LayerCache::Keys(CachedKeys::declare(&format!("cache.{l}"), kind, shape, capacity)?)
+            }
+        })
+    }
+
     /// Its tensors: keys and values, or states.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let (first, second) = match self {
@@ -78,31 +103,46 @@ impl KvCache {
         capacity: u32,
         max_pass: u32,
     ) -> Result<KvCache, Error> {
-        let first = layers.start as usize;
         let back = max_pass.max(LEAST_BACK);
         // What the first token of a pass sees beside itself, and the pass, padding included.
         let slots_of = |block: &Block| match block.attention.window {
             Some(window) => capacity.min((window - 1).saturating_add(back)),
             None => capacity,
         };
+        let with_keys = config.blocks.iter().filter(|block| block.recurrence.is_none());
+        let slots = with_keys.map(slots_of).min().filter(|&slots| slots < capacity);
+        // Of all layers: the parts of a model follow one sequence.
+        let ring = slots.map(|slots| Ring { slots, back });
+        KvCache::of_layers(config, layers, capacity, ring, |(l, block)| {
+            LayerCache::declare(config, (l, block), kind, [slots_of(block), capacity], N_STATES)
+        })
+    }
+
+    /// Declares a cache that sequences share: `n_pages` pages of [`PAGE`] positions, the first of which is nobody's, and states
+    /// of `n_slots` sequences. Each has up to `capacity` positions, a multiple of a page.
+    ///
+    /// # Errors
+    /// As [`KvCache::declare`].
+    pub fn declare_shared(
+        config: &ModelConfig,
+        kind: KvType,
+        [n_pages, n_slots, capacity]: [u32; 3],
+    ) -> Result<KvCache, Error> {
         let layer = |(l, block): (usize, &Block)| -> Result<LayerCache, Error> {
-            let declare = |name: &str, shape: &[u32]| {
-                Tensor::declare(format!("cache.{l}.{name}"), Role::Cache, shape, DType::F32)
-            };
-            Ok(match &block.recurrence {
-                Some(recurrence) => LayerCache::State {
-                    past: declare("past", &[N_STATES, MAX_PAST, recurrence.channels(config.dim)])?,
-                    matrices: match recurrence.matrices() {
-                        Some([n_heads, rows, cols]) => Some(declare("state", &[N_STATES, n_heads, rows, cols])?),
-                        None => None,
-                    },
-                },
-                None => {
-                    let shape = [block.attention.n_kv_heads, slots_of(block), block.attention.head_dim];
-                    LayerCache::Keys(CachedKeys::declare(&format!("cache.{l}"), kind, shape, capacity)?)
-                }
-            })
+            LayerCache::declare(config, (l, block), kind, [n_pages.saturating_mul(PAGE), capacity], n_slots)
         };
+        KvCache::of_layers(config, 0..config.n_layers(), capacity, None, layer)
+    }
+
+    /// A cache of what `layer` declares for each layer that does not read an earlier one's keys.
+    fn of_layers(
+        config: &ModelConfig,
+        layers: Range<u32>,
+        capacity: u32,
+        ring: Option<Ring>,
+        layer: impl Fn((usize, &Block)) -> Result<LayerCache, Error>,
+    ) -> Result<KvCache, Error> {
+        let first = layers.start as usize;
         let (mut kept, mut of) = (Vec::new(), Vec::<usize>::new());
         for (l, block) in config.blocks.iter().enumerate().take(layers.end as usize).skip(first) {
             let earlier = block.attention.keys_of.and_then(|earlier| earlier.checked_sub(first));
@@ -112,10 +152,7 @@ impl KvCache {
                 kept.push(layer((l, block))?);
             }
         }
-        let with_keys = config.blocks.iter().filter(|block| block.recurrence.is_none());
-        let slots = with_keys.map(slots_of).min().filter(|&slots| slots < capacity);
-        // Of all layers: the parts of a model follow one sequence.
-        Ok(KvCache { kept, first, of, capacity, ring: slots.map(|slots| Ring { slots, back }) })
+        Ok(KvCache { kept, first, of, capacity, ring })
     }
 
     /// The layers that do not keep all positions, if there are any.
@@ -137,6 +174,11 @@ impl KvCache {
     pub fn kept(&self) -> impl Iterator<Item = (usize, &LayerCache)> {
         let writer = |i: usize| self.first + self.of.iter().position(|&of| of == i).unwrap_or(i);
         self.kept.iter().enumerate().map(move |(i, layer)| (writer(i), layer))
+    }
+
+    /// The tensors of states.
+    pub(crate) fn states(&self) -> impl Iterator<Item = &Tensor> {
+        self.kept.iter().filter(|layer| matches!(layer, LayerCache::State { .. })).flat_map(LayerCache::tensors)
     }
 
     /// All tensors.

@@ -233,14 +233,14 @@ mod tests {
         for run in
             [" ", "a", "A", "\n", "\u{301}", "'", "1", "中", "\t ", "a ", "<sentinel:", "IMGIMG", " \u{a0}", "1a", "."]
         {
-            let text = run.repeat(200_000 / run.len());
+            let text = run.repeat(100_000 / run.len());
             for split in splits::ALL {
                 let mut n_words = 0usize;
                 let start = std::time::Instant::now();
                 (split.cut)(&text, &mut |_| n_words += 1);
                 let elapsed = start.elapsed();
-                // Quadratic time would be many minutes.
-                assert!(n_words > 0 && elapsed.as_secs() < 20, "{}: {run:?} in {elapsed:?}", split.expression);
+                // Quadratic time would be a minute and more.
+                assert!(n_words > 0 && elapsed.as_secs() < 5, "{}: {run:?} in {elapsed:?}", split.expression);
             }
         }
     }

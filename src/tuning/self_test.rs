@@ -11,12 +11,12 @@ use crate::error::Error;
 use crate::kernels::{
     Activation, AttentionConfig, CachedKeys, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp,
     ExpertProduct, ExpertRows, ExpertScore, ExpertTiles, Gate, Gelu, Heads, Input, KvType, LayerNorm, Linear, MAX_PAST,
-    MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, N_STATES, Norm, PackedTiles, Pairing,
-    Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling, SelectiveScan, SharedExperts, ShortConv, StepState,
-    TopStrip, add, advance, argmax, attention, attention_next, attention_packed, embed, embed_sum, expert_sum, gate_up,
-    gated, geglu, gelu, last_row, layer_norm, linear_norm, mask_logits, matmul, matvec, merge_top, mol, penalize, pool,
-    rms_norm, rope, rope_kv, rope_packed, rope_table, route, sample, scale, select_top, sigmoid_gate, silu, softmax,
-    split_sum, up_gated,
+    MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, N_STATES, Norm, PAGE, PackedTiles,
+    Pairing, Pooling, QkNorm, RopeConfig, RopeStyle, Router, Sampling, SelectiveScan, SharedExperts, ShortConv,
+    StateRow, StepState, TopStrip, add, advance, argmax, attention, attention_next, attention_packed, embed, embed_sum,
+    expert_sum, gate_up, gated, geglu, gelu, last_row, layer_norm, linear_norm, mask_logits, matmul, matvec, merge_top,
+    mol, penalize, pool, rms_norm, rope, rope_kv, rope_packed, rope_table, route, sample, scale, select_top,
+    sigmoid_gate, silu, softmax, split_sum, up_gated,
 };
 #[cfg(feature = "lora")]
 use crate::kernels::{LowRank, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
@@ -186,6 +186,22 @@ impl Form<'_> {
         if self.is("RAGGED") { DIM - 4 } else { DIM }
     }
 
+    /// Slots of a cache, in whole pages where it has pages: one more than are needed.
+    fn slots(&self, n: u32) -> u32 {
+        if self.is("PAGED") { (n.div_ceil(PAGE) + 1) * PAGE } else { n }
+    }
+
+    /// The state of a pass over tokens of a sequence, whose pages, if it has any, are the last ones first.
+    fn state(&self, pos: u32, n_tokens: u32, slots: u32) -> Result<StepState, Error> {
+        if !self.is("PAGED") {
+            return state(self.device, pos, n_tokens);
+        }
+        let shared = StepState::declare_shared(None, slots / PAGE)?;
+        let pages = (0..slots / PAGE).rev().collect();
+        shared.set_rows(self.device, &[StateRow { pos, n_tokens, pages, ..StateRow::default() }])?;
+        Ok(shared)
+    }
+
     fn gate(&self) -> Gate {
         match self.activation() {
             _ if self.is("CLAMPED") => Gate::Clamped,
@@ -336,11 +352,12 @@ static CHECKS: &[(&Kernel, Record)] = &[
     }),
     (&shaders::ROPE_KV, |rec, form| {
         let table = form.device.upload("table", &[8, 8, 2], &rope_table(&ROPE, 8))?;
-        let (q, cached) = (blank(form.device, &[3, 32])?, keys(form.device, form.kind(), [1, 8, 16])?);
+        let slots = form.slots(8);
+        let (q, cached) = (blank(form.device, &[3, 32])?, keys(form.device, form.kind(), [1, slots, 16])?);
         let weight = head_norms(form)?;
         rope_kv(
             rec,
-            &state(form.device, 2, 3)?,
+            &form.state(2, 3, slots)?,
             &heads(form, &table, &weight),
             &input(form.device, &[3, 64])?,
             &q,
@@ -363,10 +380,10 @@ static CHECKS: &[(&Kernel, Record)] = &[
         let n_kv_heads = if form.get("ROWS") == Some(8) { 4 } else { 2 };
         let head_dim = form.get("PARTS").map_or(32, |parts| 64 * parts);
         let config = config([2 * n_kv_heads, n_kv_heads, head_dim]);
-        let cached = keys(form.device, form.kind(), [n_kv_heads, 64, head_dim])?;
+        let cached = keys(form.device, form.kind(), [n_kv_heads, form.slots(64), head_dim])?;
         let y = attend(rec, form, &config, &cached)?;
         // Packed sequences are of f32.
-        if form.is("SINKS") || form.kind() != KvType::F32 {
+        if form.is("SINKS") || form.is("PAGED") || form.kind() != KvType::F32 {
             return Ok(vec![y]);
         }
         let Some(rows) = form.get("ROWS").filter(|&rows| rows < 8) else {
@@ -397,7 +414,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         let sampling = sampling(form.device, Sampling { repeat_penalty: 1.5, ..SAMPLING })?;
         let tokens = form.device.upload("tokens", &[8], &[3u32, 0, 19, 7, 2999, 18, 2, 4])?;
         let logits = input(form.device, &[1, 3000])?;
-        let biases = form.device.upload("biases", &[4], &[17u32, 2.5f32.to_bits(), 2048, (-1.5f32).to_bits()])?;
+        let biases = form.device.upload("biases", &[1, 4], &[17u32, 2.5f32.to_bits(), 2048, (-1.5f32).to_bits()])?;
         penalize(rec, &sampling, &state(form.device, 4, 1)?, &tokens, &biases, &logits)?;
         Ok(vec![logits])
     }),
@@ -408,7 +425,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
             let mut words = [0u32; 94];
             words[id / 32] = 1 << (id % 32);
             let (logits, ids) = (input(form.device, &[1, 3000])?, form.device.upload("ids", &[1], &[0u32])?);
-            mask_logits(rec, &form.device.upload("allowed", &[94], &words)?, &logits)?;
+            mask_logits(rec, &form.device.upload("allowed", &[1, 94], &words)?, &logits)?;
             argmax(rec, &logits, &ids)?;
             outputs.push(ids);
         }
@@ -696,7 +713,7 @@ fn state(device: &Device, pos: u32, n_tokens: u32) -> Result<StepState, Error> {
 
 #[inline(never)]
 fn sampling(device: &Device, settings: Sampling) -> Result<Tensor, Error> {
-    device.upload::<u32>("sampling", &[Sampling::WORDS], bytemuck::cast_slice(&[settings]))
+    device.upload::<u32>("sampling", &[1, Sampling::WORDS], bytemuck::cast_slice(&[settings]))
 }
 
 /// The norm in front of a product, if the pipeline has it.
@@ -713,7 +730,7 @@ fn config([n_heads, n_kv_heads, head_dim]: [u32; 3]) -> AttentionConfig {
 fn attend(rec: &mut Recorder, form: &Form<'_>, config: &AttentionConfig, cached: &CachedKeys) -> Result<Tensor, Error> {
     let AttentionConfig { n_heads, head_dim, .. } = *config;
     let (q, y) = (input(form.device, &[16, n_heads * head_dim])?, blank(form.device, &[16, n_heads * head_dim])?);
-    let state = state(form.device, 21, 16)?;
+    let state = form.state(21, 16, cached.k.shape()[1])?;
     let sinks = if form.is("SINKS") { Some(input(form.device, &[n_heads])?) } else { None };
     attention(rec, &state, config, sinks.as_ref(), &q, cached, &y)?;
     Ok(y)
@@ -750,11 +767,23 @@ fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
     )?;
     let norm = norm.map(|norm| (norm, &weight, 1e-5));
     let heads = Heads { n_heads, n_kv_heads, head_dim, first_column: 0, rope: Some((&ROPE, &table)), norm };
-    let qkv = input(form.device, &[1, (n_heads + 2 * n_kv_heads) * head_dim])?;
+    // With pages two sequences, one of which has every page but the last.
+    let n_tokens = if form.is("PAGED") { 2 } else { 1 };
+    let qkv = input(form.device, &[n_tokens, (n_heads + 2 * n_kv_heads) * head_dim])?;
     let sinks = if form.is("SINKS") { Some(input(form.device, &[n_heads])?) } else { None };
     let mut outputs = Vec::new();
     for (slots, pos) in [(1500, 1100), (100, 70)] {
-        let (y, state) = (blank(form.device, &[1, n_heads * head_dim])?, state(form.device, pos, 1)?);
+        let (slots, y) = (form.slots(slots), blank(form.device, &[n_tokens, n_heads * head_dim])?);
+        let state = match form.is("PAGED") {
+            true => {
+                let state = StepState::declare_shared(Some(2), slots / PAGE)?;
+                let row = |pos, pages: Vec<u32>| StateRow { pos, n_tokens: 1, pages, ..StateRow::default() };
+                let last = slots / PAGE - 1;
+                state.set_rows(form.device, &[row(pos, (0..last).rev().collect()), row(30, vec![last])])?;
+                state
+            }
+            false => state(form.device, pos, 1)?,
+        };
         let cached = keys(form.device, form.kind(), [n_kv_heads, slots, head_dim])?;
         attention_next(rec, &state, &config, &heads, sinks.as_ref(), &qkv, &cached, &y)?;
         outputs.extend([y, cached.k, cached.v]);

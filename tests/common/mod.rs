@@ -65,26 +65,77 @@ pub fn gpu_from(opened: Result<Device, Error>) -> Option<Device> {
 /// The first adapter in each of these tiers that it has. The others are left out of the test; without any it is skipped.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpus(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
-    let found = gpus_beside_cpu(tiers);
-    if found.is_empty() {
-        skip("no adapter has one of the tiers");
-    }
-    found
+    or_skipped(gpus_beside_cpu(tiers))
 }
 
 /// The same for a test that runs on the CPU as well, which is never skipped.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpus_beside_cpu(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
-    let found = tiers.into_iter().filter_map(|tier| there_or(open_gpu(Some(tier)), skip_part));
-    found.inspect(assert_none_banned).collect()
+    found_by(open_gpu, tiers.into_iter().map(Some)).collect()
 }
 
 /// The executors that are there: always the CPU, and the first adapter, or a note that the test goes without.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn executors() -> Vec<Device> {
-    let gpu = there_or(open_gpu(None), skip_part);
-    gpu.iter().for_each(assert_none_banned);
-    std::iter::once(cpu()).chain(gpu).collect()
+    std::iter::once(cpu()).chain(found_by(open_gpu, [None])).collect()
+}
+
+/// The same functions with adapters that are opened once for all tests of a process: on a software adapter, most of what a
+/// test costs is to compile pipelines anew. Not for tests that count what a device does, lose it, or look at its memory.
+#[cfg(not(target_arch = "wasm32"))]
+pub mod shared {
+    use std::sync::{Mutex, PoisonError};
+
+    use tilewright::{Device, Error, Tier};
+
+    static OPENED: Mutex<Vec<(Option<Tier>, Device)>> = Mutex::new(Vec::new());
+
+    fn open_gpu(tier: Option<Tier>) -> Result<Device, Error> {
+        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, device)) = opened.iter().find(|(known, _)| *known == tier) {
+            return Ok(device.clone());
+        }
+        let device = super::open_gpu(tier)?;
+        opened.push((tier, device.clone()));
+        Ok(device)
+    }
+
+    /// See [`super::gpu`].
+    pub fn gpu(tier: Option<Tier>) -> Option<Device> {
+        super::gpu_from(open_gpu(tier)).inspect(super::assert_none_banned)
+    }
+
+    /// See [`super::gpus`].
+    pub fn gpus(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
+        super::or_skipped(gpus_beside_cpu(tiers))
+    }
+
+    /// See [`super::gpus_beside_cpu`].
+    pub fn gpus_beside_cpu(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
+        super::found_by(open_gpu, tiers.into_iter().map(Some)).collect()
+    }
+
+    /// See [`super::executors`].
+    pub fn executors() -> Vec<Device> {
+        std::iter::once(super::cpu()).chain(super::found_by(open_gpu, [None])).collect()
+    }
+}
+
+/// The adapters that are there in these tiers.
+#[cfg(not(target_arch = "wasm32"))]
+fn found_by(
+    open: fn(Option<Tier>) -> Result<Device, Error>,
+    tiers: impl IntoIterator<Item = Option<Tier>>,
+) -> impl Iterator<Item = Device> {
+    tiers.into_iter().filter_map(move |tier| there_or(open(tier), skip_part)).inspect(assert_none_banned)
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+fn or_skipped(found: Vec<Device>) -> Vec<Device> {
+    if found.is_empty() {
+        skip("no adapter has one of the tiers");
+    }
+    found
 }
 
 #[cfg(not(target_arch = "wasm32"))]

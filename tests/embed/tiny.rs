@@ -12,8 +12,9 @@ use tilewright::kernels::Pooling;
 use tilewright::tokenizer::{Tokenizer, TokenizerConfig};
 use tilewright::{Device, EmbedOptions, Embedder, Error, RerankOptions, Reranker, Tier};
 
+use crate::common::shared::{self, executors};
 use crate::common::{self, References, Rng, block_on, largest_difference};
-use crate::{cosine_distance, executors, fed, in_pieces, names};
+use crate::{cosine_distance, fed, in_pieces, names};
 
 /// The path of a folder, or of a file in it.
 fn folder(name: &str) -> PathBuf {
@@ -46,7 +47,7 @@ fn embedder(device: &Device, path: &str, options: EmbedOptions<'_>) -> Embedder 
 /// The CPU, and the adapter in each tier.
 fn devices() -> Vec<Device> {
     let tiers = [Tier::Baseline, Tier::F16, Tier::Subgroups, Tier::Scalar];
-    std::iter::once(common::cpu()).chain(common::gpus_beside_cpu(tiers)).collect()
+    std::iter::once(common::cpu()).chain(shared::gpus_beside_cpu(tiers)).collect()
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use tilewright::generate::{Beam, BeamOptions};
 use tilewright::{Device, Error, GenerateOptions, Model};
 
-use super::common::{self, block_on, executors};
+use super::common::shared::executors;
+use super::common::{self, block_on};
 use super::{builtin, collect, endless};
 
 const PROMPT: [u32; 4] = [1, 40, 41, 42];

@@ -7,7 +7,8 @@ use tilewright::kernels::KvType;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
 
 use super::common::copier::{Copier, Sizes};
-use super::common::{self, Rng, block_on, executors};
+use super::common::shared::executors;
+use super::common::{self, Rng, block_on};
 use super::{builtin, collect, endless};
 
 /// Openings of stories: of the kind that the model knows, and of others.
@@ -147,7 +148,7 @@ fn a_passage_is_copied_in_an_eighth_of_the_passes() {
     let copier = copier(1);
     // A passage, something else, and how the passage begins.
     let prompt = [copier.passage(0, 100), copier.passage(300, 20), copier.passage(0, 3)].concat();
-    for device in executors() {
+    for device in common::executors() {
         let model = load(&device, &copier, LoadOptions::default());
         let want = copier.passage(3, 81);
         let mut session = model.session().unwrap();

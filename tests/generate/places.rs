@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use tilewright::kernels::KvType;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
 
-use super::common::{self, block_on, executors};
+use super::common::shared::executors;
+use super::common::{self, block_on};
 use super::{collect, endless};
 
 /// Models of three layers and more, whose layers are of all kinds.

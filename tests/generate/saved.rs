@@ -6,7 +6,8 @@ use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
 
-use super::common::{self, block_on, executors};
+use super::common::shared::executors;
+use super::common::{self, block_on};
 use super::{builtin, collect, endless};
 
 /// The built-in model with room for more tokens than it was trained for.

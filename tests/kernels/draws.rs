@@ -3,7 +3,7 @@
 use tilewright::kernels::{self, Sampling, StepState};
 use tilewright::{DType, Device, Error, Role, Tensor, Tier, Workspace};
 
-use crate::common::{self, Rng, block_on};
+use crate::common::{self, Rng, block_on, shared};
 use crate::sample::{probabilities, random, sampling_words, settings};
 
 /// Draws in a row from the same logits.
@@ -58,11 +58,11 @@ fn all_settings() -> Vec<Setting> {
 /// Tokens drawn at positions 1 to `DRAWS`: `sample` and `advance` in turn, in one recording, after `mask_logits`.
 fn draws(device: &Device, setting: &Setting) -> Result<Vec<u32>, Error> {
     let vocab = setting.logits.len() as u32;
-    let sampling = device.upload("sampling", &[Sampling::WORDS], &sampling_words(setting.sampling))?;
+    let sampling = device.upload("sampling", &[1, Sampling::WORDS], &sampling_words(setting.sampling))?;
     let logits = device.upload("logits", &[1, vocab], &setting.logits)?;
     let mut words = vec![0u32; setting.logits.len().div_ceil(32)];
     (0..setting.logits.len()).filter(|&id| setting.allows(id)).for_each(|id| words[id / 32] |= 1 << (id % 32));
-    let allowed = device.upload("allowed", &[words.len() as u32], &words)?;
+    let allowed = device.upload("allowed", &[1, words.len() as u32], &words)?;
     let ids = Tensor::declare("ids", Role::Activations, &[1], DType::U32)?;
     let tokens = Tensor::declare("tokens", Role::Activations, &[DRAWS + 1], DType::U32)?;
     let state = StepState::declare()?;
@@ -151,7 +151,7 @@ fn lists_change_no_draw() {
         false => -200.0 - 0.01 * id as f32,
     };
     let logits: Vec<f32> = (0..vocab as usize).map(|id| of(id, &mut rng)).collect();
-    let gpu = common::gpu(Some(Tier::Baseline));
+    let gpu = shared::gpu(Some(Tier::Baseline));
     for device in gpu.into_iter().chain([common::cpu()]) {
         for (top_p, min_p, temperature) in [(1.0, 0.0, 1.0), (0.8, 0.0, 1.3), (0.95, 0.05, 0.8)] {
             let [listed, all] = [1024, 1025].map(|top_k| {
@@ -173,13 +173,13 @@ fn cpu_draws_match_oracle() {
 
 #[test]
 fn gpu_draws_match_oracle() {
-    let Some(gpu) = common::gpu(Some(Tier::Baseline)) else { return };
+    let Some(gpu) = shared::gpu(Some(Tier::Baseline)) else { return };
     check_draws(&gpu);
 }
 
 #[test]
 fn gpu_and_cpu_draw_the_same() {
-    let Some(gpu) = common::gpu(Some(Tier::Baseline)) else { return };
+    let Some(gpu) = shared::gpu(Some(Tier::Baseline)) else { return };
     let cpu = common::cpu();
     let (mut same, mut total) = (0, 0);
     for setting in all_settings().iter().step_by(3) {

@@ -9,7 +9,7 @@ use crate::harness::{Case, Job, Operand};
 use crate::inputs::{Inputs, Source, dequantise};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::{
-    common::{self, Expected},
+    common::{self, Expected, shared},
     harness::{Want, execute},
 };
 
@@ -195,7 +195,7 @@ fn blocks_of_the_vectors_have_their_values() {
         let bytes = std::fs::read(data.join("quant-vectors").join(file)).expect("the file is there");
         let vectors = Safetensors::parse(&bytes, bytes.len() as u64).expect("the file is valid");
         let tensor = |name: String| Some(vectors.tensor(&name)?.bytes(&bytes).expect("the file is whole"));
-        for device in common::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups]).into_iter().chain([common::cpu()]) {
+        for device in shared::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups]).into_iter().chain([common::cpu()]) {
             let (mut n_types, mut worst) = (0, 0.0f64);
             for weight in WeightType::ALL {
                 let blocks = tensor(format!("{weight}.blocks")).zip(tensor(format!("{weight}.values")));

@@ -11,7 +11,7 @@ use tilewright::kernels::{
 };
 use tilewright::{DType, Device, Error, Matrix, Recorder, Role, Tensor, Tier, WeightType, Workspace};
 
-use crate::common;
+use crate::common::shared;
 
 /// Name, a shape that fits, one that does not, and the operand that the error names: some kernels take any shape for
 /// the first operand and hold the others against it.
@@ -406,7 +406,7 @@ fn rope_shapes() {
 /// llvmpipe would leave the loop over such rows early, and what it had by then would be the result.
 #[test]
 fn rows_that_an_invocation_cannot_walk_are_refused() {
-    let Some(device) = common::gpu(Some(Tier::Scalar)) else { return };
+    let Some(device) = shared::gpu(Some(Tier::Scalar)) else { return };
     let long = 1 << 18;
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     let (x, b, y) = (declare(&[8, long]), declare(&[long, 2]), declare(&[8, 2]));
@@ -422,7 +422,7 @@ fn rows_that_an_invocation_cannot_walk_are_refused() {
 #[test]
 fn long_work_is_cut_into_dispatches() {
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
-    for device in common::executors() {
+    for device in shared::executors() {
         let (x, y) = (declare(&[128, 1024]), declare(&[128, 2816]));
         let w = Matrix::declare(&device.target(), "w", WeightType::Q4_0, 2816, 1024).expect("the matrix is valid");
         let mut rec = device.recorder();
@@ -437,7 +437,7 @@ fn long_work_is_cut_into_dispatches() {
 
 #[test]
 fn products_are_split_where_it_was_asked_for() {
-    let Some(device) = common::gpu(Some(Tier::Baseline)) else { return };
+    let Some(device) = shared::gpu(Some(Tier::Baseline)) else { return };
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     let x = declare(&[8, 2048]);
     let w = Matrix::declare(&device.target(), "w", WeightType::Q4_0, 64, 2048).expect("the matrix is valid");
@@ -605,16 +605,16 @@ fn mol_shapes() {
 #[test]
 fn sampling_shapes() {
     let penalize: [Operand; 4] = [
-        ("sampling", &[12], &[8], "sampling"),
+        ("sampling", &[1, 12], &[1, 8], "sampling"),
         ("tokens", &[4], &[4], ""),
-        ("biases", &[4], &[4], ""),
+        ("biases", &[1, 4], &[2, 4], "biases"),
         ("logits", &[1, 5], &[1, 5], ""),
     ];
     check("penalize", &penalize, |rec, state, t| kernels::penalize(rec, &t[0], state, &t[1], &t[2], &t[3]));
-    let mask_logits: [Operand; 2] = [("allowed", &[2], &[1], "allowed"), ("logits", &[1, 33], &[1, 33], "")];
+    let mask_logits: [Operand; 2] = [("allowed", &[1, 2], &[1, 1], "allowed"), ("logits", &[1, 33], &[1, 33], "")];
     check("mask_logits", &mask_logits, |rec, _, t| kernels::mask_logits(rec, &t[0], &t[1]));
     let sample: [Operand; 3] =
-        [("sampling", &[12], &[2, 6], "sampling"), ("logits", &[1, 5], &[1, 5], ""), ("ids", &[1], &[2], "ids")];
+        [("sampling", &[1, 12], &[2, 6], "sampling"), ("logits", &[1, 5], &[1, 5], ""), ("ids", &[1], &[2], "ids")];
     check("sample", &sample, |rec, state, t| kernels::sample(rec, &t[0], state, &t[1], &t[2]));
     let advance: [Operand; 2] = [("ids", &[1], &[1, 1], "ids"), ("tokens", &[4], &[4], "")];
     check("advance", &advance, |rec, state, t| kernels::advance(rec, state, &t[0], &t[1]));

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tilewright::kernels;
 use tilewright::{Device, Error, Recorder, TargetLimits, Tier, Workspace, shaders};
 
-use crate::common::{self, Expected};
+use crate::common::{self, Expected, shared};
 use crate::harness::{Bound, Case, Job, Operand, ROUND, execute, recorded};
 use crate::inputs::Source;
 use crate::{all_cases, is_own};
@@ -35,7 +35,7 @@ fn folded_grids_match_oracle() {
     const LOOKED_AT: usize = 6;
     let enough = if common::is_full() { 2 * ENOUGH } else { ENOUGH };
     let tiers = [Tier::Baseline, Tier::Scalar, Tier::F16, Tier::Subgroups];
-    let devices = common::gpus(tiers);
+    let devices = shared::gpus(tiers);
     let mut by_kernel: BTreeMap<&str, Vec<Case>> = BTreeMap::new();
     for case in all_cases() {
         by_kernel.entry(case.kernel).or_default().push(case);
@@ -104,7 +104,7 @@ fn spread(cases: &[Case], n: usize) -> impl Iterator<Item = &Case> {
 fn rows_beyond_a_dimension() {
     const ROWS: u32 = 70_001;
     const DIM: usize = 4;
-    let Some(device) = common::gpu(Some(Tier::Baseline)) else { return };
+    let Some(device) = shared::gpu(Some(Tier::Baseline)) else { return };
     assert!(device.limits().max_workgroups < ROWS, "the adapter has room for all rows");
     let x: Vec<f32> = common::uniform(ROWS as usize * DIM, 1);
     let weight = common::uniform(DIM, 2);

@@ -13,7 +13,7 @@ use crate::harness::{Bound, Case, Data, FLUSH, Job, Operand, ROUND, sum_rounding
 use crate::inputs::{Inputs, Source, dequantise, has_case};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::{
-    common,
+    common::{self, shared},
     harness::{Want, execute},
 };
 #[cfg(not(target_arch = "wasm32"))]
@@ -509,7 +509,7 @@ fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize,
 #[test]
 fn products_with_what_is_not_finite_are_not_finite() {
     let [m, n, k] = [9, 5, 72];
-    for device in common::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
+    for device in shared::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
         for weight in [WeightType::Q8_0, WeightType::Q4_0] {
             for (col, value) in [(0, f32::INFINITY), (33, f32::NEG_INFINITY), (71, f32::NAN)] {
                 let mut source = Source::new(Inputs::Normal, 1, false);
@@ -543,7 +543,7 @@ fn products_with_what_is_not_finite_are_not_finite() {
 fn rows_have_the_same_bits_in_every_tile_and_batch() {
     const ROWS: u32 = 257;
     let [n, k] = [256u32, 288];
-    for device in common::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
+    for device in shared::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
         let sizes = match device.tier() {
             Tier::Scalar => vec![1],
             tier => {

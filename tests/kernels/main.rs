@@ -52,6 +52,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 #[cfg(not(target_arch = "wasm32"))]
+use common::shared;
+#[cfg(not(target_arch = "wasm32"))]
 use tilewright::{Bucket, Choice};
 use tilewright::{Device, Tier, WeightType, Workspace, shaders};
 
@@ -68,8 +70,8 @@ const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
 /// One case in so many of those is executed on a GPU, unless `TILEWRIGHT_FULL` is set: with bounds checks, where the first of
 /// each kernel's weight types and the first of each of its forms run as well, and without.
 const SHARE: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [6, 7] };
-/// The same of the kernels of [`SLOW`].
-const SHARE_OF_SLOW: [u64; 2] = if cfg!(target_arch = "wasm32") { SHARE } else { [120, 96] };
+/// The same of the kernels of [`SLOW`], which a browser's software adapter compiles for half a second each, too.
+const SHARE_OF_SLOW: [u64; 2] = if cfg!(target_arch = "wasm32") { [40, 32] } else { [120, 96] };
 /// Kernels that take a software adapter seconds: to compile, with a pipeline for nearly each case, or to run.
 const SLOW: [&str; 13] = [
     "attention",
@@ -354,7 +356,7 @@ fn cpu_matches_oracle() {
 fn gpu_matches_oracle() {
     // Small dispatches keep one core busy at most, so each tier has a device and a thread of its own.
     let of_tier = |tier: Tier| {
-        let device = common::gpus_beside_cpu([tier]).pop()?;
+        let device = shared::gpus_beside_cpu([tier]).pop()?;
         Some((tier.name(), common::block_on(conform(&device, &all_cases(), Share::Usual))))
     };
     let outcomes: Vec<(&str, (usize, usize))> = std::thread::scope(|scope| {
@@ -375,13 +377,13 @@ fn gpu_matches_oracle() {
 fn every_choice_matches_oracle() {
     // One case in so many, another for each choice.
     let share = if common::is_full() { 37 } else { 27 };
-    let Some(device) = common::gpu(Some(Tier::Subgroups)).or_else(|| common::gpu(Some(Tier::Baseline))) else { return };
+    let Some(device) = shared::gpu(Some(Tier::Subgroups)).or_else(|| shared::gpu(Some(Tier::Baseline))) else { return };
     // A device skips the cases of kernels that its tier has no variant of.
-    let Some(baseline) = common::gpu(Some(Tier::Baseline)) else { return };
-    let shared = |tier| (0..=6).map(move |log| Choice { tier, size: 1 << log });
+    let Some(baseline) = shared::gpu(Some(Tier::Baseline)) else { return };
+    let together = |tier| (0..=6).map(move |log| Choice { tier, size: 1 << log });
     let tiles = |tier| [64, 128].map(|size| Choice { tier, size });
     let alone = Choice { tier: Tier::Scalar, size: 1 };
-    let of_rows = shared(Tier::Baseline).chain(shared(Tier::Subgroups)).chain([alone]);
+    let of_rows = together(Tier::Baseline).chain(together(Tier::Subgroups)).chain([alone]);
     let runs = of_rows.map(|choice| (&device, &["matvec", "gate_up"][..], choice));
     let of_tiles = tiles(Tier::Baseline).into_iter().chain([alone]).map(|choice| (&baseline, choice));
     let runs = runs.chain(of_tiles.map(|(device, choice)| (device, &["matmul"][..], choice)));

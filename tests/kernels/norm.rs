@@ -5,9 +5,9 @@ use tilewright::Tier;
 use tilewright::WeightType;
 use tilewright::kernels::{self, LayerNorm, Linear};
 
-#[cfg(not(target_arch = "wasm32"))]
-use crate::common;
 use crate::common::Expected;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::common::{self, shared};
 use crate::harness::{Case, Data, FLUSH, Job, Operand, ROUND, Want, sum_rounding};
 use crate::inputs::{Inputs, Source, dequantise, has_case};
 use crate::linear::{Rows, product};
@@ -239,7 +239,7 @@ fn linear_norm(source: &mut Source, weight: WeightType, flags: usize, [m, n, k]:
 fn rows_do_not_depend_on_their_batch() {
     use tilewright::{DType, Matrix, Role, Tensor, Workspace};
     let [n, k] = [100, 260];
-    for device in common::gpus([Tier::Baseline, Tier::Scalar]) {
+    for device in shared::gpus([Tier::Baseline, Tier::Scalar]) {
         for weight in [WeightType::F32, WeightType::Q8_0, WeightType::Q4_K] {
             let mut source = Source::new(Inputs::Normal, 3, false);
             let (row, held) = (source.rows(1, k), source.rows(1, n));

@@ -4,7 +4,7 @@ use tilewright::bench::yardsticks::{self, FmaRounds, ReadOrder};
 
 use tilewright::Tier;
 
-use crate::common;
+use crate::common::{self, shared};
 use crate::harness::{Case, Job, Operand, execute};
 use crate::inputs::{Inputs, Source};
 
@@ -84,7 +84,7 @@ fn probe_fma(n: u32, what: FmaRounds) -> Job {
 #[test]
 fn probe_matrix_matches_oracle() {
     let mut devices = vec![common::cpu()];
-    devices.extend(common::gpus(Tier::ALL));
+    devices.extend(shared::gpus(Tier::ALL));
     for device in devices {
         let size = yardsticks::probe_matrix_size(&device.target());
         for (n, rounds) in [(4, 1), (12, 0), (20, 7), (8, 64)] {

@@ -169,10 +169,10 @@ fn penalize(source: &mut Source, (vocab, n, last_n, penalty): (u32, u32, u32, f3
     };
     let biases: Vec<u32> = biases.iter().flat_map(|(id, bias)| [*id, bias.to_bits()]).collect();
     let operands = vec![
-        Operand::words("sampling", &[Sampling::WORDS], sampling_words(sampling)),
+        Operand::words("sampling", &[1, Sampling::WORDS], sampling_words(sampling)),
         Operand::state(pos, n - pos),
         Operand::words("tokens", &[n + 2], tokens),
-        Operand::words("biases", &[biases.len() as u32], biases),
+        Operand::words("biases", &[1, biases.len() as u32], biases),
         Operand::floats("logits", &[1, vocab], logits).becomes(Want::Close(want, 1e-10)),
     ];
     Job::new(operands, |rec, bound| {
@@ -195,7 +195,7 @@ fn mask_logits(source: &mut Source, vocab: u32, one_in: u32) -> Job {
     let stays = |(&logit, &is_allowed): (&f32, &bool)| if is_allowed || !logit.is_finite() { logit } else { f32::MIN };
     let want = logits.iter().zip(&is_allowed).map(stays).map(f32::to_bits).collect();
     let operands = vec![
-        Operand::words("allowed", &[words.len() as u32], words),
+        Operand::words("allowed", &[1, words.len() as u32], words),
         Operand::floats("logits", &[1, vocab], logits).becomes(Want::Exact(want)),
     ];
     Job::new(operands, |rec, bound| kernels::mask_logits(rec, bound.tensor(0), bound.tensor(1)))
@@ -219,7 +219,7 @@ fn draw_one(logits: Vec<f32>, sampling: Sampling, accept: impl Fn(u32) -> bool +
     let check = move |got: &[u32]| if accept(got[0]) { Ok(()) } else { Err(format!("token {} was drawn", got[0])) };
     let vocab = logits.len() as u32;
     let operands = vec![
-        Operand::words("sampling", &[Sampling::WORDS], sampling_words(sampling)),
+        Operand::words("sampling", &[1, Sampling::WORDS], sampling_words(sampling)),
         Operand::state(11, 1),
         Operand::floats("logits", &[1, vocab], logits),
         Operand { data: Data::Blank(DType::U32), ..Operand::words("ids", &[1], vec![]) }

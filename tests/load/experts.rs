@@ -6,14 +6,14 @@ use tilewright::load::FileName;
 use tilewright::{Device, LoadOptions, Model, Tier};
 
 use super::checkpoint::{Checkpoint, Stored, check_references, checkpoint, model};
-use super::common::{self, Rng, block_on, largest_difference};
+use super::common::{self, Rng, block_on, largest_difference, shared};
 use super::{Folder, logits};
 
 const MIXTURES: [&str; 6] = ["mixtral", "qwen3-moe", "qwen35-moe", "olmoe", "lfm2-moe", "gpt-oss"];
 
 /// Every way in which matrices are taken: one expert at a time and by tiles, with and without subgroups, and on the CPU.
 fn devices() -> Vec<Device> {
-    let gpus = common::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups, Tier::Scalar]);
+    let gpus = shared::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups, Tier::Scalar]);
     std::iter::once(common::cpu()).chain(gpus).collect()
 }
 

@@ -8,7 +8,8 @@ use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
 
 use super::builder::{F32, GgufFile, STRING, U32, text};
 use super::checkpoint::{Checkpoint, Stored, checkpoint};
-use super::common::{self, Rng, block_on, executors};
+use super::common::shared::executors;
+use super::common::{self, Rng, block_on};
 use super::{Folder, TinyGguf};
 
 const DIM: usize = 64;

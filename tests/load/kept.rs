@@ -8,7 +8,7 @@ use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
 
 use super::Folder;
 use super::checkpoint::checkpoint;
-use super::common::{self, block_on};
+use super::common::{self, block_on, shared};
 use super::plan::Shape;
 
 /// Eight layers: two of them, which passes of many tokens go through, leave room for some experts of each.
@@ -74,7 +74,7 @@ fn check(whole: &Model, model: &Model, n_tokens: usize, what: &str) -> Streaming
 fn experts_that_come_when_they_are_chosen_give_the_same_bits() {
     let folder = Folder::new();
     let path = MIXTURE.write_random(&folder);
-    for device in common::executors() {
+    for device in shared::executors() {
         let name = &device.info().name;
         let whole = Model::load(&device, &path, options(8)).unwrap();
         assert!(whole.streaming().is_none(), "{:?}", whole.streaming());
@@ -186,7 +186,7 @@ fn experts_of_several_types_are_read_with_their_layers() {
 fn mixtures_of_all_kinds_give_the_same_bits() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let mut n_compared = 0;
-    for device in common::executors() {
+    for device in shared::executors() {
         for (folder, max_pass) in [
             ("mixtral", 1),
             ("qwen3-moe", 1),

@@ -7,7 +7,7 @@ use tilewright::load::FileName;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
 
 use super::builder::{U32, text};
-use super::common::{self, Rng, block_on};
+use super::common::{self, Rng, block_on, shared};
 use super::{Folder, STRING, TinyGguf, VOCAB, config_json, encode, index, load, logits, published, sharded, weights};
 
 /// A file by name with its content.
@@ -60,7 +60,7 @@ fn lengths(longest: usize, seed: u64) -> impl FnMut() -> usize {
 
 #[test]
 fn a_model_that_arrives_in_pieces_is_the_same() {
-    let devices = common::executors();
+    let devices = shared::executors();
     let (folder, shards) = (published(), sharded());
     let shard_names = ["config.json", super::INDEX, super::SHARDS[0], super::SHARDS[1]];
     for device in &devices {

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use tilewright::kernels::KvType;
 use tilewright::{Clock, Device, Error, GenerateOptions, LoadOptions, Model, Session};
 
-use super::common::{self, References, block_on, executors};
+use super::common::shared::executors;
+use super::common::{self, References, block_on};
 
 fn tiny(name: &str) -> Option<PathBuf> {
     Some(common::data(&["tiny-random"])?.join("tiny-random").join(name))
@@ -227,7 +228,7 @@ fn sessions_go_on_as_if_nobody_had_asked() {
 
 #[test]
 fn a_timeline_has_every_dispatch_of_a_decode_pass() {
-    for device in executors() {
+    for device in common::executors() {
         let model = Model::builtin(&device).unwrap();
         let mut session = model.session().unwrap();
         common::collect(&mut session.generate("Once upon a time", &GenerateOptions::greedy(3)).unwrap());

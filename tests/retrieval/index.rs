@@ -8,12 +8,12 @@ use tilewright::retrieval::index::{Bitset, Index, IndexLoader, IndexOptions, MAX
 use tilewright::{Device, Error, Tier};
 use web_time::Instant;
 
-use crate::common::{self, Rng, block_on};
+use crate::common::{self, Rng, block_on, shared};
 
 /// The CPU and the tiers of the adapter that differ in what a search runs.
 fn devices() -> Vec<Device> {
     let tiers = [Tier::Baseline, Tier::Subgroups, Tier::Scalar];
-    common::gpus_beside_cpu(tiers).into_iter().chain([common::cpu()]).collect()
+    shared::gpus_beside_cpu(tiers).into_iter().chain([common::cpu()]).collect()
 }
 
 fn options(metric: Metric, storage: Storage) -> IndexOptions {
@@ -91,7 +91,7 @@ fn many_vectors_are_sorted_as_on_the_cpu() {
         wanted.iter().map(|order| order.iter().filter(|(_, id)| is_in(*id)).take(K).map(hit).collect()).collect()
     };
     let made = start.elapsed();
-    for device in common::executors() {
+    for device in shared::executors() {
         let start = Instant::now();
         let mut index =
             Index::new(&device, DIMS as u32, options(Metric::Dot, Storage::F16)).expect("dimensions are fine");

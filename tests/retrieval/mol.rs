@@ -6,7 +6,7 @@ use tilewright::kernels::{Combination, Pairing};
 use tilewright::retrieval::mol::{Mol, MolHits, MolLoader, MolSearch, MolWeights};
 use tilewright::{Device, Error, Tier, WeightType};
 
-use crate::common::{self, Rng, block_on};
+use crate::common::{self, Rng, block_on, shared};
 
 const N: usize = 4;
 const M: usize = 4;
@@ -206,9 +206,12 @@ fn score(file: &File, query: &[f32], user: u32, item: &[f32]) -> f64 {
     sum / weights
 }
 
+/// Tiers that searches run in.
+const TIERS: [Tier; 2] = [Tier::Baseline, Tier::Scalar];
+
 /// Devices that searches run on.
 fn devices() -> Vec<Device> {
-    std::iter::once(common::cpu()).chain(common::gpus_beside_cpu([Tier::Baseline, Tier::Scalar])).collect()
+    std::iter::once(common::cpu()).chain(shared::gpus_beside_cpu(TIERS)).collect()
 }
 
 fn corpus(device: &Device, file: &File, storage: WeightType, items: &[f32]) -> Mol {
@@ -399,7 +402,7 @@ fn more_candidates_than_a_device_chooses_are_the_best_as_well() {
 fn the_same_search_again_makes_nothing_anew() {
     let mut rng = Rng::new(14);
     let (queries, items) = (normal(&mut rng, 7 * QUERY, 1.0), normal(&mut rng, 200 * ITEM, 1.0));
-    for device in devices() {
+    for device in std::iter::once(common::cpu()).chain(common::gpus_beside_cpu(TIERS)) {
         // Two shards.
         let mut mol = corpus(&device, &rails(4), WeightType::F16, &items);
         for (how, submits) in [

@@ -52,7 +52,7 @@ function check(t, results) {
 }
 
 // To translate a shader for its software adapter takes Chromium longer than to check it, and the tests of kernels do so, too.
-const STRIDE_IN_CHROMIUM = process.env.TILEWRIGHT_FULL ? 1 : 16;
+const STRIDE_IN_CHROMIUM = process.env.TILEWRIGHT_FULL ? 1 : 64;
 
 test("Chromium accepts every shader that its adapter has the features for", { timeout: 300_000 }, async (t) => {
   const server = await startServer();

@@ -7,9 +7,8 @@ use crate::error::Error;
 use crate::kernels::linear::{ACCUMULATE, BIAS, operations, quads, set};
 use crate::kernels::{MAX_EXPERTS, MAX_SHARED, check_loop, fold, grid_parts};
 use crate::matrix::Matrix;
-use crate::recording::Recorder;
+use crate::recording::{Products, Recorder};
 use crate::shaders::{self, Tier};
-use crate::target::Target;
 use crate::tensor::Tensor;
 
 /// Mirrors `Params` in `shaders/expert_tiles.wgsl`.
@@ -68,12 +67,13 @@ pub struct ExpertTiles {
 impl ExpertTiles {
     /// Whether tiles suit so many slots of so many experts better than a product for each slot. On the CPU that product
     /// takes an expert's slots together by itself.
-    pub fn suit(target: &Target, n_slots: u32, n_experts: u32) -> bool {
+    pub fn suit(rec: &Recorder, n_slots: u32, n_experts: u32) -> bool {
+        let target = rec.target();
         // Rows of an expert, on average, from which on a tile of 16 rows is less work than a product for each. On lavapipe,
         // 32 experts of width 256 for a model of 512 were 0.6 times as fast by tiles with 4 rows of each, 1.1 with 8 and
         // 1.7 with 16. On GPUs, where a product for each reads all weights once more, half as many are enough.
         let fewest = if target.tier() == Tier::Scalar { 8 } else { 4 };
-        target.is_gpu() && n_slots >= n_experts.saturating_mul(fewest)
+        target.is_gpu() && (rec.products() == Products::Many || n_slots >= n_experts.saturating_mul(fewest))
     }
 
     /// Records the order of the slots that `routes` has, and their tiles. Shader: `shaders/expert_tiles.wgsl`.

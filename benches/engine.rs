@@ -1,0 +1,80 @@
+//! Texts at once: tokens a second of 1 to 64 sequences in one engine, next to one session.
+//!
+//!     cargo bench --bench engine [-- MODEL [DEVICE]]
+//!
+//! Each sequence has a prompt of its own and generates as many tokens as the others, greedily. The rate is that of steps in which
+//! all of them are computed, the median of three runs; ratios are to one sequence of the same engine in the same run.
+
+use std::time::Instant;
+
+use tilewright::engine::{Engine, EngineOptions, Request, Stream};
+use tilewright::{Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model};
+
+const N_TOKENS: usize = 64;
+const N_PROMPT: usize = 16;
+const RUNS: usize = 3;
+
+fn main() -> Result<(), Error> {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let choice = match args.get(1) {
+        Some(name) => name.parse().unwrap_or(DeviceChoice::Auto),
+        None => DeviceChoice::Cpu,
+    };
+    let device = pollster::block_on(Device::open(&choice, None))?;
+    let model = match args.first() {
+        Some(path) => Model::load(&device, path, LoadOptions { context_length: Some(512), ..LoadOptions::default() })?,
+        None => Model::builtin(&device)?,
+    };
+    println!("{} on {}, {N_TOKENS} tokens each", model.name(), device.info().name);
+    println!("session: {:.1} tokens/s", median(|| session(&model))?);
+    let mut single = None;
+    for n in [1, 2, 4, 8, 16, 32, 64] {
+        let rate = median(|| engine(&model, n))?;
+        let ratio = rate / *single.get_or_insert(rate);
+        println!("{n:>3} sequences: {rate:>9.1} tokens/s, {ratio:>5.2}x");
+    }
+    Ok(())
+}
+
+fn median(mut rate: impl FnMut() -> Result<f64, Error>) -> Result<f64, Error> {
+    let mut rates = (0..RUNS).map(|_| rate()).collect::<Result<Vec<f64>, Error>>()?;
+    rates.sort_by(f64::total_cmp);
+    Ok(rates[RUNS / 2])
+}
+
+fn prompt(model: &Model, i: usize) -> Vec<u32> {
+    let vocab_size = model.config().vocab_size as usize;
+    (0..N_PROMPT).map(|t| ((7919 * (i + 1) * (t + 3)) % vocab_size) as u32).collect()
+}
+
+fn options() -> GenerateOptions {
+    GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(N_TOKENS) }
+}
+
+fn session(model: &Model) -> Result<f64, Error> {
+    let mut session = model.session()?;
+    let mut generation = session.generate_ids(&prompt(model, 0), &options())?;
+    while let Some(piece) = pollster::block_on(generation.next()) {
+        piece?;
+    }
+    Ok(generation.decode().rate())
+}
+
+fn engine(model: &Model, n: usize) -> Result<f64, Error> {
+    let engine_options = EngineOptions { max_sequences: n as u32, max_queued: n, ..EngineOptions::default() };
+    let (engine, mut driver) = Engine::new(model, &engine_options)?;
+    let streams = (0..n).map(|i| engine.submit(Request::new(prompt(model, i), options())));
+    let _streams = streams.collect::<Result<Vec<Stream>, Error>>()?;
+    // One part of one prompt in each step, then all of them together.
+    let (mut start, mut before) = (Instant::now(), 0);
+    while pollster::block_on(driver.step())? {
+        let stats = engine.stats();
+        if before == 0 && stats.n_prompt_passes == n as u64 && stats.n_running == n {
+            (start, before) = (Instant::now(), stats.generated_tokens);
+        }
+        if stats.n_running < n && before > 0 {
+            break;
+        }
+    }
+    Ok((engine.stats().generated_tokens - before) as f64 / start.elapsed().as_secs_f64())
+}

@@ -1,0 +1,126 @@
+//! `tilewright run --parallel`: a text for each line of a file, several computed at once.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::json;
+use tilewright::engine::{Engine, EngineOptions, Request, Stream};
+use tilewright::generate::StopReason;
+use tilewright::{Error, GenerateOptions, Model, Recovery};
+
+use super::Failure;
+
+/// Options of single texts.
+const OF_ONE: &[&str] = &[
+    "profile",
+    "session",
+    "count",
+    "beams",
+    "slide",
+    "draft",
+    "prompt_lookup",
+    "mtp",
+    "tokens_per_submit",
+    "stream_rows",
+    "gpu_layers",
+    #[cfg(feature = "grammar")]
+    "tools",
+];
+
+#[derive(Args)]
+pub struct ParallelArgs {
+    /// Continue each line of --prompt-file, N at once (1 to 64), and print the texts in the order of the lines, with --json as
+    /// lines of JSON. Each is what it would be alone; the first is drawn with the seed, the next with the seed + 1 and so on.
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(EngineOptions::MOST_SEQUENCES)),
+        requires = "prompt_file",
+        conflicts_with_all = OF_ONE
+    )]
+    pub parallel: Option<u32>,
+}
+
+/// A line's prompt and its text.
+struct Line {
+    at: usize,
+    stream: Stream,
+    seed: u64,
+}
+
+/// Prints the texts that continue the lines of `prompts`.
+pub fn run(
+    model: &Model,
+    recovery: &mut Recovery<'_, Model>,
+    n_at_once: u32,
+    prompts: &str,
+    options: &GenerateOptions,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let engine_options =
+        EngineOptions { max_sequences: n_at_once, max_queued: n_at_once as usize, ..EngineOptions::default() };
+    let (engine, mut driver) = Engine::new(model, &engine_options)?;
+    let start = Instant::now();
+    let stats = std::thread::scope(|scope| {
+        // What is computed is read elsewhere, so that neither waits for the other.
+        let printer = scope.spawn(move || {
+            let printed = print_all(&engine, prompts, options, as_json);
+            printed.map(|()| engine.stats())
+        });
+        pollster::block_on(driver.run_with(recovery));
+        printer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
+    let seconds = start.elapsed().as_secs_f64();
+    eprintln!(
+        "\n{} texts; {} tokens of prompts computed, {} known; {} tokens generated, {:.1} tokens/s",
+        stats.n_finished,
+        stats.prompt_tokens,
+        stats.cached_tokens,
+        stats.generated_tokens,
+        stats.generated_tokens as f64 / seconds
+    );
+    Ok(())
+}
+
+fn print_all(engine: &Engine, prompts: &str, options: &GenerateOptions, as_json: bool) -> Result<(), Failure> {
+    let mut waiting: VecDeque<Line> = VecDeque::new();
+    for (at, prompt) in prompts.lines().enumerate() {
+        let ids = engine.model().encode(prompt)?;
+        let seed = options.seed.wrapping_add(at as u64);
+        let request = Request::new(ids, GenerateOptions { seed, ..options.clone() });
+        let stream = loop {
+            match engine.submit(request.clone()) {
+                // There is room again when the first text has ended.
+                Err(error @ Error::Busy { .. }) => print(waiting.pop_front().ok_or(error)?, as_json)?,
+                submitted => break submitted?,
+            }
+        };
+        waiting.push_back(Line { at, stream, seed });
+    }
+    waiting.into_iter().try_for_each(|line| print(line, as_json))
+}
+
+fn print(Line { at, mut stream, seed }: Line, as_json: bool) -> Result<(), Failure> {
+    let (mut text, mut token_ids, mut logprobs) = (String::new(), Vec::new(), Vec::new());
+    while let Some(piece) = pollster::block_on(stream.next()) {
+        let piece = piece?;
+        text += &piece.text;
+        token_ids.push(piece.id);
+        logprobs.extend(piece.logprobs);
+    }
+    let mut out = io::stdout().lock();
+    if as_json {
+        let stop_reason = stream.stop_reason().unwrap_or(StopReason::Cancelled);
+        let logprobs = (!logprobs.is_empty()).then_some(logprobs);
+        let told = json!({
+            "line": at, "seed": seed, "text": text, "token_ids": token_ids, "logprobs": logprobs,
+            "stop_reason": stop_reason, "usage": stream.usage(),
+        });
+        writeln!(out, "{told}")?;
+    } else {
+        writeln!(out, "{}{text}", if at == 0 { "" } else { "---\n" })?;
+    }
+    Ok(out.flush()?)
+}

@@ -1,0 +1,107 @@
+//! A text while it is generated: each token completes a piece of it, until something ends it.
+
+use super::generation::{Piece, StopReason};
+use super::guide::TokenGuide;
+use super::held::Held;
+use super::model::Model;
+use super::options::GenerateOptions;
+use super::stop::StopFilter;
+use crate::error::Error;
+use crate::tokenizer::StreamDecoder;
+
+/// What a text has so far that the next token changes.
+pub(crate) struct Written {
+    decoder: Option<StreamDecoder>,
+    stop_filter: StopFilter,
+    held: Held,
+    eos_ids: Vec<u32>,
+    /// Knows what the text may be, if it has to match something.
+    guide: Option<Box<dyn TokenGuide>>,
+}
+
+/// What a token completes.
+pub(crate) struct Completed {
+    /// Without log-probabilities.
+    pub piece: Piece,
+    /// Why the text ends with it, if it does.
+    pub stop_reason: Option<StopReason>,
+    /// The tokens that have to come next, as far as there is no choice.
+    pub forced: Vec<u32>,
+}
+
+impl Written {
+    /// A text after these tokens. With a guide it is one that the guide allows.
+    pub fn new(
+        model: &Model,
+        before: &[u32],
+        options: &GenerateOptions,
+        guide: Option<Box<dyn TokenGuide>>,
+    ) -> Written {
+        let tokenizer = model.tokenizer().ok();
+        let decoder = tokenizer.map(|tokenizer| {
+            // A constraint is about all of its text, and so about a space at its beginning.
+            let begins_text = guide.is_none() && before.iter().all(|&id| tokenizer.is_control(id));
+            if begins_text { tokenizer.decoder() } else { tokenizer.decoder().continuing() }
+        });
+        Written {
+            decoder,
+            stop_filter: StopFilter::new(&options.stop),
+            held: Held::default(),
+            eos_ids: options.end_ids(tokenizer),
+            guide,
+        }
+    }
+
+    /// Whether the text has to match something.
+    pub fn is_guided(&self) -> bool {
+        self.guide.is_some()
+    }
+
+    /// The tokens that may come next, if not all may: a bit for each of the vocabulary.
+    ///
+    /// # Errors
+    /// [`Error::Constraint`] if there is none.
+    pub fn allowed(&mut self) -> Result<Option<&[u32]>, Error> {
+        self.guide.as_mut().map(|guide| guide.allowed()).transpose()
+    }
+
+    /// The text that a token completes. `is_last`: the text is to have no further token; `is_full`: there is no room for one.
+    ///
+    /// # Errors
+    /// [`Error::Constraint`] for a token that may not come, [`Error::Tokenizer`] for one that is none.
+    pub fn complete(&mut self, id: u32, is_last: bool, is_full: bool) -> Result<Completed, Error> {
+        let (mut stop_reason, mut forced) = (None, Vec::new());
+        if self.eos_ids.contains(&id) {
+            stop_reason = Some(StopReason::Eos);
+        }
+        if let (None, Some(guide)) = (stop_reason, &mut self.guide) {
+            match guide.accept(id)? {
+                Some(ids) => forced = ids,
+                None => stop_reason = Some(StopReason::Complete),
+            }
+        }
+        let mut text = match &mut self.decoder {
+            Some(decoder) => decoder.push(id)?,
+            None => String::new(),
+        };
+        self.held.decoded(text.len());
+        let stopped;
+        (text, stopped) = self.stop_filter.push(&text);
+        if stopped {
+            stop_reason = Some(StopReason::StopText);
+        } else {
+            let limit = if is_last { Some(StopReason::MaxTokens) } else { is_full.then_some(StopReason::ContextFull) };
+            stop_reason = stop_reason.or(limit);
+            if stop_reason.is_some() {
+                let rest = self.decoder.as_mut().map(StreamDecoder::finish).unwrap_or_default();
+                let (rest, stopped) = self.stop_filter.push(&rest);
+                text += &rest;
+                if !stopped {
+                    text += &self.stop_filter.finish();
+                }
+            }
+        }
+        let held = self.held.given_out(text.len());
+        Ok(Completed { piece: Piece { id, text, logprobs: None, held }, stop_reason, forced })
+    }
+}

@@ -1,0 +1,399 @@
+//! Many texts at once: each is what it would be alone, to the bit, whoever else is computed with it, joins or leaves.
+
+mod common;
+
+use std::path::Path;
+
+use common::shared::executors;
+use common::{Rng, block_on, find_data};
+use tilewright::engine::{Driver, Engine, EngineOptions, Request, Stream, Usage};
+use tilewright::generate::{Piece, StopReason};
+use tilewright::load::ModelFile;
+use tilewright::{Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery};
+
+fn builtin(device: &Device) -> Model {
+    Model::from_file(device, ModelFile::builtin().unwrap(), LoadOptions::default()).unwrap()
+}
+
+/// A random model of the test data.
+fn tiny(device: &Device, name: &str) -> Model {
+    let path = find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
+    Model::load(device, path, LoadOptions::default()).unwrap()
+}
+
+/// Tells of each token the 3 likeliest ones, so that equal texts have equal logits.
+fn greedy(max_tokens: usize) -> GenerateOptions {
+    GenerateOptions { ignore_eos: true, logprobs: Some(3), ..GenerateOptions::greedy(max_tokens) }
+}
+
+/// All that a stream says until it ends.
+#[derive(Clone, Debug, PartialEq)]
+struct Text {
+    pieces: Vec<Piece>,
+    reason: Option<StopReason>,
+    usage: Usage,
+}
+
+fn collect(mut stream: Stream) -> Result<Text, Error> {
+    let mut pieces = Vec::new();
+    while let Some(piece) = block_on(stream.next()) {
+        pieces.push(piece?);
+    }
+    Ok(Text { pieces, reason: stream.stop_reason(), usage: stream.usage() })
+}
+
+impl Text {
+    fn ids(&self) -> Vec<u32> {
+        self.pieces.iter().map(|piece| piece.id).collect()
+    }
+}
+
+/// Computes all requests, each of which is given from the step on that it has.
+fn together(model: &Model, options: &EngineOptions, requests: &[(usize, Request)]) -> (Vec<Text>, Engine) {
+    let (engine, mut driver) = Engine::new(model, options).unwrap();
+    let streams = in_steps(&engine, &mut driver, requests, |_| ());
+    (streams.into_iter().map(|stream| collect(stream).unwrap()).collect(), engine)
+}
+
+/// Runs the driver to the end; a request is given before the step that it has. `before` is called before each step.
+fn in_steps(
+    engine: &Engine,
+    driver: &mut Driver,
+    requests: &[(usize, Request)],
+    mut before: impl FnMut(usize),
+) -> Vec<Stream> {
+    let mut streams: Vec<Option<Stream>> = requests.iter().map(|_| None).collect();
+    for step in 0.. {
+        for ((at, request), stream) in requests.iter().zip(&mut streams) {
+            if *at == step {
+                *stream = Some(engine.submit(request.clone()).unwrap());
+            }
+        }
+        before(step);
+        let is_busy = block_on(driver.step()).unwrap();
+        if !is_busy && requests.iter().all(|(at, _)| *at <= step) {
+            break;
+        }
+    }
+    streams.into_iter().map(|stream| stream.unwrap()).collect()
+}
+
+fn prompts(model: &Model, n: usize, seed: u64) -> Vec<Vec<u32>> {
+    let mut rng = Rng::new(seed);
+    let vocab_size = model.config().vocab_size as usize;
+    (0..n)
+        .map(|_| {
+            let len = 1 + rng.below(150);
+            (0..len).map(|_| rng.below(vocab_size) as u32).collect()
+        })
+        .collect()
+}
+
+/// Sequences of models of each kind of layer: alone, and in batches that they join and leave at any step. On a GPU, of some kinds
+/// and in one batch; with `--full` of all and in two.
+#[test]
+fn texts_are_the_same_alone_and_in_any_batch() {
+    for device in executors() {
+        let has_all = common::is_full() || !device.is_gpu();
+        let mut models = vec![("builtin", builtin(&device))];
+        let others: &[&str] = match has_all {
+            true => &["llama3-rope", "qwen2", "gemma3", "granite-moe", "gpt-oss", "lfm2", "qwen35", "granite-hybrid"],
+            false => &["gemma3", "granite-moe", "qwen35"],
+        };
+        models.extend(others.iter().map(|name| (*name, tiny(&device, name))));
+        for (name, model) in models {
+            let n = 9;
+            let requests: Vec<Request> = prompts(&model, n, 1)
+                .into_iter()
+                .enumerate()
+                .map(|(i, ids)| {
+                    let sampled = GenerateOptions { temperature: 0.9, top_k: 30, seed: i as u64, ..greedy(6 + i) };
+                    let penalised = GenerateOptions { repeat_penalty: 1.3, presence_penalty: 0.4, ..greedy(6 + i) };
+                    let biased = GenerateOptions { logit_bias: [(ids[0], 3.0)].into(), ..sampled.clone() };
+                    let options = [greedy(6 + i), sampled, penalised, biased][i % 4].clone();
+                    Request::new(ids, options)
+                })
+                .collect();
+            let options = EngineOptions { max_sequences: 4, prefix_cache: false, ..EngineOptions::default() };
+            let alone: Vec<Text> = requests
+                .iter()
+                .map(|request| together(&model, &options, &[(0, request.clone())]).0.remove(0))
+                .collect();
+            for seed in 1..=if has_all { 2 } else { 1 } {
+                let mut rng = Rng::new(seed);
+                let at: Vec<(usize, Request)> =
+                    requests.iter().map(|request| (rng.below(12), request.clone())).collect();
+                let (texts, engine) = together(&model, &options, &at);
+                for (i, (text, alone)) in texts.iter().zip(&alone).enumerate() {
+                    assert_eq!(text, alone, "{name} on {}: text {i} of seed {seed}", device.info().name);
+                }
+                let stats = engine.stats();
+                assert_eq!((stats.n_finished, stats.n_running, stats.n_queued), (n as u64, 0, 0));
+                assert_eq!(stats.n_free_pages, stats.n_pages, "all pages are back");
+            }
+        }
+    }
+}
+
+fn ids(n: usize, seed: u64, model: &Model) -> Vec<u32> {
+    let mut rng = Rng::new(seed);
+    (0..n).map(|_| rng.below(model.config().vocab_size as usize) as u32).collect()
+}
+
+/// A second prompt that begins as the first one does, of models with and without windows and states: what they have in common, in
+/// whole pages, is computed once, and the texts are those of an engine that keeps nothing.
+#[test]
+fn a_common_beginning_is_computed_once() {
+    const COMMON: usize = 300;
+    for device in executors() {
+        let mut models = vec![("builtin", builtin(&device))];
+        let others: &[&str] = match common::is_full() || !device.is_gpu() {
+            true => &["gemma3", "mistral-sliding", "lfm2", "qwen35", "granite-hybrid"],
+            false => &["gemma3", "granite-hybrid"],
+        };
+        models.extend(others.iter().map(|name| (*name, tiny(&device, name))));
+        for (name, model) in models {
+            let common = ids(COMMON, 1, &model);
+            let request = |seed, n| Request::new([&common[..], &ids(n, seed, &model)].concat(), greedy(5));
+            // The third one begins after the others have ended, the last one has all of the first.
+            let requests = [(0, request(2, 9)), (4, request(3, 40)), (30, request(4, 1)), (31, request(2, 9))];
+            let (texts, engine) = together(&model, &EngineOptions::default(), &requests);
+            let options = EngineOptions { prefix_cache: false, ..EngineOptions::default() };
+            let (without, _) = together(&model, &options, &requests);
+            let in_pages = COMMON / 64 * 64;
+            for (i, (text, without)) in texts.iter().zip(&without).enumerate() {
+                assert_eq!(text.pieces, without.pieces, "{name} on {}: text {i}", device.info().name);
+                assert_eq!(text.usage.cached_tokens, if i == 0 { 0 } else { in_pages }, "{name}: text {i}");
+            }
+            let stats = engine.stats();
+            // The last token of a prompt is computed with what comes after it.
+            let n_prompts: usize = requests.iter().map(|(_, request)| request.ids.len() - 1).sum();
+            assert_eq!(stats.cached_tokens, 3 * in_pages as u64, "{name}");
+            assert_eq!(stats.prompt_tokens, (n_prompts - 3 * in_pages) as u64, "{name}");
+        }
+    }
+}
+
+/// Of 20 prompts nine tenths of which are the same.
+#[test]
+fn shared_prompts_save_their_computation() {
+    let model = builtin(&common::cpu());
+    let common = ids(360, 1, &model);
+    let request = |seed| Request::new([&common[..], &ids(40, seed, &model)].concat(), greedy(4));
+    let requests: Vec<_> = (0..20).map(|i| (4 * i as usize, request(i))).collect();
+    let (_, engine) = together(&model, &EngineOptions::default(), &requests);
+    let stats = engine.stats();
+    let share = stats.cached_tokens as f64 / (stats.cached_tokens + stats.prompt_tokens) as f64;
+    println!("{} of {} prompt tokens were not computed ({:.0} %)", stats.cached_tokens, 20 * 399, 100.0 * share);
+    assert_eq!(stats.cached_tokens, 19 * 320);
+}
+
+/// A text that is dropped leaves the others as they are, and its pages are free at the next step.
+#[test]
+fn dropped_texts_leave_the_others_alone() {
+    let model = builtin(&common::cpu());
+    let options = EngineOptions { max_sequences: 8, max_queued: 64, ..EngineOptions::default() };
+    let requests: Vec<Request> = prompts(&model, 24, 3).into_iter().map(|ids| Request::new(ids, greedy(24))).collect();
+    let alone: Vec<Vec<u32>> =
+        requests.iter().map(|request| together(&model, &options, &[(0, request.clone())]).0[0].ids()).collect();
+    let (engine, mut driver) = Engine::new(&model, &options).unwrap();
+    let mut streams: Vec<Option<Stream>> =
+        requests.iter().map(|request| Some(engine.submit(request.clone()).unwrap())).collect();
+    // Every third one goes away: while it waits, in its prompt or in its text.
+    let mut rng = Rng::new(9);
+    let dropped: Vec<(usize, usize)> = (0..24).step_by(3).map(|i| (i, rng.below(60))).collect();
+    for step in 0.. {
+        for (i, _) in dropped.iter().filter(|(_, at)| *at == step) {
+            streams[*i] = None;
+        }
+        if !block_on(driver.step()).unwrap() && step > 60 {
+            break;
+        }
+    }
+    for (i, (stream, alone)) in streams.into_iter().zip(&alone).enumerate() {
+        if let Some(stream) = stream {
+            assert_eq!(collect(stream).unwrap().ids(), *alone, "text {i}");
+        }
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.n_running, stats.n_queued, stats.n_failed), (0, 0, 0));
+    assert_eq!(stats.n_finished + stats.n_cancelled, 24);
+    assert!(stats.n_cancelled > 3, "{stats:?}");
+    assert_eq!(stats.n_free_pages + stats.n_kept_pages, stats.n_pages);
+}
+
+/// At most two tokens come after a request was cancelled, or after its deadline.
+#[test]
+fn cancelled_texts_and_those_whose_time_is_over_end_at_once() {
+    let model = builtin(&common::cpu());
+    let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+    let mut stream = engine.submit(Request::new(vec![1, 5], greedy(400))).unwrap();
+    let deadline = Some(web_time::Instant::now());
+    let late = engine.submit(Request { deadline, ..Request::new(vec![1, 5], greedy(400)) }).unwrap();
+    for _ in 0..5 {
+        block_on(driver.step()).unwrap();
+    }
+    for _ in 0..5 {
+        assert!(block_on(stream.next()).is_some());
+    }
+    stream.handle().cancel();
+    while block_on(driver.step()).unwrap() {}
+    let text = collect(stream).unwrap();
+    assert!(text.pieces.len() <= 2, "{} tokens", text.pieces.len());
+    assert_eq!(text.reason, Some(StopReason::Cancelled));
+    assert_eq!(
+        collect(late).unwrap(),
+        Text { pieces: vec![], reason: Some(StopReason::Deadline), usage: Usage::default() }
+    );
+}
+
+/// What waits is bounded; a higher priority goes first; what was taken is finished after the engine is closed.
+#[test]
+fn requests_wait_in_order_and_no_more_than_may() {
+    let model = builtin(&common::cpu());
+    let options = EngineOptions { max_sequences: 1, max_queued: 2, ..EngineOptions::default() };
+    let (engine, mut driver) = Engine::new(&model, &options).unwrap();
+    let request = |priority| Request { priority, ..Request::new(vec![1, 5, 9], greedy(3)) };
+    let mut streams = vec![engine.submit(request(0)).unwrap()];
+    block_on(driver.step()).unwrap();
+    streams.push(engine.submit(request(0)).unwrap());
+    streams.push(engine.submit(request(5)).unwrap());
+    let refused = engine.submit(request(9)).err();
+    assert!(matches!(refused, Some(Error::Busy { n_waiting: 2 })), "{refused:?}");
+    engine.close();
+    assert!(matches!(engine.submit(request(0)).err(), Some(Error::Busy { .. })));
+    let mut ended = Vec::new();
+    while block_on(driver.step()).unwrap() {
+        for (i, stream) in streams.iter().enumerate() {
+            if stream.stop_reason().is_some() && !ended.contains(&i) {
+                ended.push(i);
+            }
+        }
+    }
+    assert_eq!(ended[..2], [0, 2], "the priority before the one that came first");
+    let texts: Vec<Text> = streams.into_iter().map(|stream| collect(stream).unwrap()).collect();
+    assert!(texts.iter().all(|text| text.pieces == texts[0].pieces && text.pieces.len() == 3));
+    assert_eq!(engine.stats().n_refused, 2);
+    // Nothing comes any more.
+    block_on(driver.run());
+}
+
+#[test]
+fn what_no_engine_can_do_is_refused_by_name() {
+    let model = builtin(&common::cpu());
+    let (engine, _driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+    let refused = |request: Request| engine.submit(request).err().map(|error| error.to_string()).unwrap_or_default();
+    let with = |options| Request::new(vec![1], options);
+    for (request, named) in [
+        (Request::new(vec![], greedy(1)), "no tokens at all"),
+        (Request::new(vec![1, 1 << 30], greedy(1)), "the id 1073741824"),
+        (Request::new(vec![1; 5000], greedy(1)), "context full"),
+        (with(GenerateOptions { temperature: f32::NAN, ..greedy(1) }), "temperature"),
+        (with(GenerateOptions { prompt_lookup: 3, logprobs: None, ..greedy(1) }), "prompt_lookup"),
+        (with(GenerateOptions { logit_bias: [(1 << 30, 1.0)].into(), ..greedy(1) }), "logit_bias"),
+        (
+            with(GenerateOptions { context_policy: tilewright::generate::ContextPolicy::Slide, ..greedy(1) }),
+            "context_policy",
+        ),
+    ] {
+        let said = refused(request);
+        assert!(said.contains(named), "{named}: {said}");
+    }
+    for options in [
+        EngineOptions { max_sequences: 0, ..EngineOptions::default() },
+        EngineOptions { max_sequences: 65, ..EngineOptions::default() },
+        EngineOptions { cache_tokens: Some(0), ..EngineOptions::default() },
+    ] {
+        assert!(matches!(Engine::new(&model, &options).err(), Some(Error::Option { .. })), "{options:?}");
+    }
+}
+
+/// A text that reaches the end of the context ends there, and one that is to have no tokens ends at once.
+#[test]
+fn texts_end_where_the_context_does() {
+    let model = builtin(&common::cpu());
+    let n = model.context_length() as usize - 3;
+    let requests = [(0, Request::new(ids(n, 1, &model), greedy(100))), (0, Request::new(vec![1], greedy(0)))];
+    let (texts, _) = together(&model, &EngineOptions::default(), &requests);
+    assert_eq!((texts[0].pieces.len(), texts[0].reason), (4, Some(StopReason::ContextFull)));
+    assert_eq!((texts[1].pieces.len(), texts[1].reason), (0, Some(StopReason::MaxTokens)));
+}
+
+/// One sequence takes no dispatch more than a session's; 8 take as many, and one submission.
+#[test]
+fn a_batch_takes_the_dispatches_of_one_text() {
+    for device in common::executors() {
+        let model = builtin(&device);
+        let of_session = model.session().unwrap().decode_dispatches() as u64;
+        let options = EngineOptions { max_sequences: 8, ..EngineOptions::default() };
+        for n in [1, 8] {
+            let (engine, mut driver) = Engine::new(&model, &options).unwrap();
+            let request =
+                || Request::new(vec![1, 7], GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(20) });
+            let _streams: Vec<Stream> = (0..n).map(|_| engine.submit(request()).unwrap()).collect();
+            for _ in 0..12 {
+                block_on(driver.step()).unwrap();
+            }
+            let before = device.counters();
+            block_on(driver.step()).unwrap();
+            let counters = device.counters() - before;
+            let info = device.info();
+            println!("{n} on {}: {} dispatches, {of_session} of a session", info.name, counters.dispatches);
+            assert!(counters.dispatches <= of_session, "{n} on {}", info.name);
+            assert_eq!((counters.buffers_created, counters.bind_groups_created), (0, 0), "{n} on {}", info.name);
+            assert!(counters.submits <= 1, "{n} on {}: {}", info.name, counters.submits);
+        }
+    }
+}
+
+/// Where the device is lost, the model is loaded again and every text goes on with the tokens that it would have had.
+#[test]
+fn after_a_lost_device_texts_go_on_with_the_same_tokens() {
+    let open = || block_on(Device::open(&DeviceChoice::Gpu, None));
+    let Some(device) = common::gpu_from(open()) else { return };
+    let requests: Vec<Request> = [5, 90, 40]
+        .into_iter()
+        .map(|n| {
+            let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(12) };
+            Request::new(vec![1; n], options)
+        })
+        .collect();
+    let mut recovery = Recovery::new(open, Model::builtin, |_| ());
+    let model = recovery.load(&device).unwrap();
+    let whole: Vec<Vec<u32>> = requests
+        .iter()
+        .map(|request| together(&model, &EngineOptions::default(), &[(0, request.clone())]).0[0].ids())
+        .collect();
+    let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+    let streams: Vec<Stream> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+    for _ in 0..5 {
+        block_on(driver.step()).unwrap();
+    }
+    device.destroy();
+    engine.close();
+    block_on(driver.run_with(&mut recovery));
+    for (stream, whole) in streams.into_iter().zip(&whole) {
+        assert_eq!(collect(stream).unwrap().ids(), *whole);
+    }
+    assert_eq!(engine.stats().n_failed, 0);
+}
+
+/// Without anything to load it again with, every text ends with an error, and so does the engine.
+#[test]
+fn a_lost_device_fails_what_it_computed() {
+    let Some(device) = common::gpu_from(block_on(Device::open(&DeviceChoice::Gpu, None))) else { return };
+    let model = builtin(&device);
+    let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+    let streams: Vec<Stream> =
+        (0..3).map(|i| engine.submit(Request::new(vec![1, 5 + i], greedy(50))).unwrap()).collect();
+    for _ in 0..4 {
+        block_on(driver.step()).unwrap();
+    }
+    device.destroy();
+    assert!(block_on(driver.step()).is_err());
+    for stream in streams {
+        assert!(collect(stream).is_err());
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.n_failed, stats.n_running, stats.n_free_pages), (3, 0, stats.n_pages));
+}
