@@ -23,7 +23,7 @@ Examples:
   tilewright serve model.gguf                          http://127.0.0.1:8080/v1, model `model`
   tilewright serve chat=qwen.gguf embed=hf:sentence-transformers/all-MiniLM-L6-v2
   tilewright serve --template chatml                   the built-in model, as `stories`
-  TILEWRIGHT_API_KEY=... tilewright serve model.gguf --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+  tilewright serve model.gguf --host 0.0.0.0 --api-key-file key --tls-cert cert.pem --tls-key key.pem
   tilewright serve a.gguf b.gguf c.gguf --max-loaded 1 --idle-timeout 300
 
   curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
@@ -53,6 +53,9 @@ pub struct ServeArgs {
     /// see arguments: the environment is the better place.
     #[arg(long, env = "TILEWRIGHT_API_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Vec<String>,
+    /// File with keys, one on each line; can be given several times.
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Vec<PathBuf>,
     /// Further name of this server, as requests have it in `Host`; can be given several times.
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
@@ -215,8 +218,24 @@ fn named(given: &str) -> Result<(String, PathBuf), Error> {
     Ok((name, path))
 }
 
+/// Keys that are given, and those in files.
+fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
+    let mut keys = given;
+    for path in files {
+        let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let before = keys.len();
+        keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
+        if keys.len() == before {
+            let (expected, found) = ("a file with a key".into(), format!("{} without any", path.display()));
+            return Err(Error::Option { option: "api_key_file", expected, found });
+        }
+    }
+    Ok(keys)
+}
+
 pub fn serve(args: ServeArgs) -> Result<(), Failure> {
-    let ServeArgs { models, host, port, api_key, allow_host, cors, tls_cert, tls_key, page, .. } = args;
+    let ServeArgs { models, host, port, allow_host, cors, tls_cert, tls_key, page, .. } = args;
+    let api_keys = keys(args.api_key, &args.api_key_file)?;
     let EngineArgs { parallel, queue, cache_tokens, no_prefix_cache, max_loaded, idle_timeout, lazy } = args.engine;
     let engine = EngineOptions {
         max_sequences: parallel,
@@ -251,7 +270,7 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let options = ServerOptions {
         limits,
         keep,
-        api_keys: api_key,
+        api_keys,
         hosts: allow_host,
         origins: cors,
         page,
@@ -306,6 +325,17 @@ async fn signalled() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn keys_come_from_arguments_and_files() {
+        let file = std::env::temp_dir().join(format!("tilewright-keys-{}", std::process::id()));
+        std::fs::write(&file, "one\n\n two \n").unwrap();
+        assert_eq!(keys(vec!["zero".into()], &[file.clone()]).unwrap(), ["zero", "one", "two"]);
+        std::fs::write(&file, "\n").unwrap();
+        assert_eq!(keys(Vec::new(), &[file.clone()]).unwrap_err().code(), "option");
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(keys(Vec::new(), &[file]).unwrap_err().code(), "io");
+    }
 
     #[test]
     fn models_have_the_names_that_are_given_or_their_files() {

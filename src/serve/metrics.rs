@@ -33,8 +33,8 @@ type Read = fn(&EngineStats) -> u64;
 
 /// Numbers of an engine as they are now.
 const NOW: [(&str, &str, Read); 5] = [
-    ("queue_length", "Requests that wait for a place in a batch", |stats| stats.n_queued as u64),
-    ("running_sequences", "Sequences that are computed", |stats| stats.n_running as u64),
+    ("requests_queued", "Requests that wait for a place in a batch", |stats| stats.n_queued as u64),
+    ("requests_running", "Requests that are computed", |stats| stats.n_running as u64),
     ("cache_pages", "Pages of the cache of keys and values", |stats| stats.n_pages as u64),
     ("cache_free_pages", "Pages that hold nothing", |stats| stats.n_free_pages as u64),
     ("cache_kept_pages", "Pages of earlier sequences that a new one can take", |stats| stats.n_kept_pages as u64),

@@ -169,12 +169,12 @@ fn a_client_that_goes_away_cancels_its_text() {
             assert_eq!(connection.head().status, 200);
             assert!(!connection.chunk().is_empty());
         }
-        while number("running_sequences") == 0 {
+        while number("requests_running") == 0 {
             std::thread::sleep(Duration::from_millis(5));
         }
         drop(connection);
         // At least the one at work was cancelled, and none of it goes on.
-        while number("engine_cancelled_total") <= at || number("running_sequences") + number("queue_length") > 0 {
+        while number("engine_cancelled_total") <= at || number("requests_running") + number("requests_queued") > 0 {
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -425,7 +425,7 @@ fn measures_and_the_document_tell_of_the_endpoints() {
         r#"tilewright_time_to_first_token_seconds_count{model="story"} 1"#,
         r#"tilewright_time_between_tokens_seconds_count{model="story"} 4"#,
         r#"tilewright_engine_submitted_total{model="story"} 1"#,
-        r#"tilewright_queue_length{model="story"} 0"#,
+        r#"tilewright_requests_queued{model="story"} 0"#,
         r#"tilewright_model_loaded{model="story"} 1"#,
         "# EOF",
     ] {
