@@ -10,6 +10,7 @@ use super::options::{EngineOptions, Request};
 use super::stream::{Stream, Teller, stream};
 use crate::error::Error;
 use crate::generate::Model;
+use crate::recording::MemoryPlan;
 
 /// A request with the driver's end of its stream.
 pub(super) struct Waiting {
@@ -138,13 +139,14 @@ impl Shared {
 /// the requests that it has.
 pub struct Engine {
     model: Model,
+    plan: MemoryPlan,
     shared: Arc<Shared>,
 }
 
 impl Clone for Engine {
     fn clone(&self) -> Engine {
         self.shared.state().n_handles += 1;
-        Engine { model: self.model.clone(), shared: self.shared.clone() }
+        Engine { model: self.model.clone(), plan: self.plan, shared: self.shared.clone() }
     }
 }
 
@@ -164,7 +166,7 @@ impl Engine {
         let state = State { n_free: options.max_sequences as usize, n_handles: 1, ..State::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), max_queued: options.max_queued });
         let driver = Driver::new(model, options, shared.clone())?;
-        Ok((Engine { model: model.clone(), shared }, driver))
+        Ok((Engine { model: model.clone(), plan: driver.plan(), shared }, driver))
     }
 
     /// The same, with a thread that computes.
@@ -178,6 +180,11 @@ impl Engine {
         let spawned = thread.spawn(move || pollster::block_on(driver.run()));
         spawned.map_err(|source| Error::Io { path: "a thread".into(), source })?;
         Ok(engine)
+    }
+
+    /// Memory of the weights and of what all sequences share.
+    pub fn plan(&self) -> MemoryPlan {
+        self.plan
     }
 
     /// The model.

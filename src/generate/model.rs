@@ -120,7 +120,6 @@ pub(super) struct Inner {
     #[cfg(feature = "lora")]
     adapters: Mutex<Vec<std::sync::Weak<AdapterInner>>>,
     /// The most memory that it may take with all that belongs to it.
-    #[cfg(any(feature = "lora", not(target_arch = "wasm32")))]
     limit: Option<Limit>,
     /// Made when they are needed first.
     #[cfg(feature = "grammar")]
@@ -371,7 +370,6 @@ impl Model {
             front,
             #[cfg(feature = "lora")]
             adapters: Mutex::default(),
-            #[cfg(any(feature = "lora", not(target_arch = "wasm32")))]
             limit,
             #[cfg(feature = "grammar")]
             grammars: OnceLock::new(),
