@@ -12,6 +12,7 @@ use serde_json::{Map, Value as Json};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::Tell;
 use super::answers::{Answers, Ask};
 use super::conversation::Conversation;
 use super::errors::ApiError;
@@ -34,7 +35,7 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     pub page: Option<Page>,
     /// Told of each request: its method, endpoint, status and time. Nothing of what it says.
-    pub log: Option<Arc<dyn Fn(&str) + Send + Sync>>,
+    pub log: Option<Tell>,
     /// Threads that parse large bodies and make prompts.
     pub preparing: Arc<Semaphore>,
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
+use super::Tell;
 use super::errors::ApiError;
 use crate::answer::Format;
 use crate::chat::ChatTemplate;
@@ -76,7 +77,7 @@ impl Loaded {
     /// Bytes of memory by kind.
     pub fn plan(&self) -> Option<MemoryPlan> {
         match self {
-            Loaded::Decoder(decoder) => Some(decoder.model().plan()),
+            Loaded::Decoder(decoder) => Some(decoder.engine.plan()),
             Loaded::Embedder(embedder) => embedder.plan().ok(),
             Loaded::Reranker(reranker) => reranker.plan().ok(),
         }
@@ -259,16 +260,11 @@ pub struct Models {
     /// Held while room is made and taken.
     room: Arc<AsyncMutex<()>>,
     /// Told of errors that clients are not told of.
-    tell: Arc<dyn Fn(&str) + Send + Sync>,
+    tell: Tell,
 }
 
 impl Models {
-    pub fn new(
-        specs: Vec<ModelSpec>,
-        keep: KeepOptions,
-        batches: usize,
-        tell: Arc<dyn Fn(&str) + Send + Sync>,
-    ) -> Result<Models, Error> {
+    pub fn new(specs: Vec<ModelSpec>, keep: KeepOptions, batches: usize, tell: Tell) -> Result<Models, Error> {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let mut entries: Vec<Arc<Entry>> = Vec::new();
         for spec in specs {
