@@ -13,6 +13,9 @@ use tilewright::serve::{Server, ServerOptions};
 use super::client::{Connection, get, request, send};
 use super::server::own;
 
+/// Has a certificate of `localhost` for a hundred years, and its key: `openssl req -x509 -newkey ec -pkeyopt
+/// ec_paramgen_curve:P-256 -nodes -days 36500 -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext
+/// basicConstraints=critical,CA:FALSE`.
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve");
 
 #[test]
