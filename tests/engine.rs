@@ -144,7 +144,7 @@ fn ids(n: usize, seed: u64, model: &Model) -> Vec<u32> {
 /// whole pages, is computed once, and the texts are those of an engine that keeps nothing.
 #[test]
 fn a_common_beginning_is_computed_once() {
-    const COMMON: usize = 300;
+    const COMMON: usize = 150;
     for device in executors() {
         let mut models = vec![("builtin", builtin(&device))];
         let others: &[&str] = match common::is_full() || !device.is_gpu() {

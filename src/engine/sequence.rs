@@ -43,7 +43,7 @@ impl Sequence {
         pages: &mut Pages,
     ) -> Result<Result<Sequence, (Request, Teller)>, (Error, Teller)> {
         let written = match guide(model, &request.options) {
-            Ok(guide) => Written::new(model, &[], &request.options, guide),
+            Ok(guide) => Written::new(model, &request.ids, &request.options, guide),
             Err(error) => return Err((error, teller)),
         };
         let n_prompt = request.ids.len();
