@@ -36,9 +36,7 @@ pub use adapter::Adapter;
 #[cfg(not(target_arch = "wasm32"))]
 pub use beam::{Beam, BeamOptions};
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
-#[cfg(all(target_arch = "wasm32", feature = "web"))]
-pub(crate) use guide::TokenGuide;
-pub(crate) use guide::guide;
+pub(crate) use guide::{TokenGuide, guide};
 pub use inside::{HeadWeights, TimedDispatch, Timeline};
 #[cfg(not(target_arch = "wasm32"))]
 pub use kept::KeptStats;

@@ -147,9 +147,8 @@ impl Driver {
             true => Some(StopReason::Cancelled),
             false => deadline.filter(|deadline| now >= *deadline).map(|_| StopReason::Deadline),
         };
-        let waiting =
-            self.shared.drop_waiting(|Waiting { request, teller }| reason(teller, request.deadline).is_some());
-        for Waiting { request, teller } in waiting {
+        let is_over = |Waiting { request, teller, .. }: &Waiting| reason(teller, request.deadline).is_some();
+        for Waiting { request, teller, .. } in self.shared.drop_waiting(is_over) {
             if let Some(reason) = reason(&teller, request.deadline) {
                 teller.end(reason);
                 self.update(|stats| stats.n_cancelled += 1);
@@ -178,15 +177,15 @@ impl Driver {
     /// Begins requests while there are places and pages.
     fn admit(&mut self) -> Result<(), Error> {
         while let Some(&slot) = self.slots.last() {
-            let Some(Waiting { request, teller }) = self.shared.take() else { break };
-            if request.options.max_tokens == 0 {
-                teller.begin(request.ids.len(), 0);
-                teller.end(StopReason::MaxTokens);
+            let Some(waiting) = self.shared.take() else { break };
+            if waiting.request.options.max_tokens == 0 {
+                waiting.teller.begin(waiting.request.ids.len(), 0);
+                waiting.teller.end(StopReason::MaxTokens);
                 self.update(|stats| stats.n_finished += 1);
                 continue;
             }
-            match Sequence::begin(&self.model, request, teller, slot, &mut self.pages) {
-                Ok(Ok(mut sequence)) => {
+            match Sequence::begin(&self.model, waiting, slot, &mut self.pages) {
+                Ok(mut sequence) => {
                     self.slots.pop();
                     // Before another page takes the copy's place.
                     let copied = sequence
@@ -199,13 +198,9 @@ impl Driver {
                     copied?;
                 }
                 // It waits for pages, and those after it with it.
-                Ok(Err((request, teller))) => {
-                    self.shared.put_back(Waiting { request, teller });
+                Err(waiting) => {
+                    self.shared.put_back(waiting);
                     break;
-                }
-                Err((error, teller)) => {
-                    teller.fail(error);
-                    self.update(|stats| stats.n_failed += 1);
                 }
             }
         }

@@ -9,13 +9,14 @@ use super::driver::Driver;
 use super::options::{EngineOptions, Request};
 use super::stream::{Stream, Teller, stream};
 use crate::error::Error;
-use crate::generate::Model;
+use crate::generate::{Model, TokenGuide, guide};
 use crate::recording::MemoryPlan;
 
-/// A request with the driver's end of its stream.
+/// A request with the driver's end of its stream, and what its text has to match.
 pub(super) struct Waiting {
     pub request: Request,
     pub teller: Teller,
+    pub guide: Option<Box<dyn TokenGuide>>,
 }
 
 /// What engine and driver share.
@@ -196,11 +197,14 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Busy`] if as many wait as may, or the engine is closed; [`Error::Option`] for options out of range;
-    /// [`Error::Tokenizer`] for an unknown id or no tokens at all; [`Error::ContextFull`] if the prompt does not fit.
+    /// [`Error::Tokenizer`] for an unknown id or no tokens at all; [`Error::ContextFull`] if the prompt does not fit;
+    /// [`Error::Constraint`] for one that cannot be enforced.
     pub fn submit(&self, request: Request) -> Result<Stream, Error> {
         request.check()?;
         request.options.check_biases(self.model.config().vocab_size)?;
         self.model.check_prompt(&request.ids)?;
+        // Here, since it may take seconds, which others' texts must not wait for.
+        let guide = guide(&self.model, &request.options)?;
         let (teller, stream) = stream();
         let mut refused = None;
         self.shared.wake(|state| {
@@ -211,7 +215,7 @@ impl Engine {
                 return;
             }
             state.stats.n_submitted += 1;
-            state.waiting.push_back(Waiting { request, teller });
+            state.waiting.push_back(Waiting { request, teller, guide });
         });
         match refused {
             Some(error) => Err(error),

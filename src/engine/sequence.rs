@@ -2,9 +2,10 @@
 
 use super::options::Request;
 use super::pages::{Common, PageId, Pages};
+use super::queue::Waiting;
 use super::stream::Teller;
 use crate::error::Error;
-use crate::generate::{Completed, Logprobs, Model, Piece, StopReason, Written, guide};
+use crate::generate::{Completed, Logprobs, Model, Piece, StopReason, Written};
 use crate::kernels::{PAGE, Sampling, StateRow};
 use crate::model::Ending;
 
@@ -37,15 +38,10 @@ impl Sequence {
     /// cannot begin and is given back.
     pub fn begin(
         model: &Model,
-        request: Request,
-        teller: Teller,
+        Waiting { request, teller, guide }: Waiting,
         slot: u32,
         pages: &mut Pages,
-    ) -> Result<Result<Sequence, (Request, Teller)>, (Error, Teller)> {
-        let written = match guide(model, &request.options) {
-            Ok(guide) => Written::new(model, &request.ids, &request.options, guide),
-            Err(error) => return Err((error, teller)),
-        };
+    ) -> Result<Sequence, Waiting> {
         let n_prompt = request.ids.len();
         let angles = model.transformer().angles(n_prompt as u32);
         // The last token is computed in any case: what comes after it is chosen there.
@@ -54,13 +50,13 @@ impl Sequence {
         let n_promised = most.div_ceil(PAGE as usize) - held.len();
         if !pages.promise(n_promised) {
             held.into_iter().for_each(|id| pages.release(id));
-            return Ok(Err((request, teller)));
+            return Err(Waiting { request, teller, guide });
         }
         let n_cached = held.len() * PAGE as usize;
         teller.begin(n_prompt, n_cached);
-        Ok(Ok(Sequence {
+        Ok(Sequence {
             ids: request.ids.clone(),
-            written,
+            written: Written::new(model, &request.ids, &request.options, guide),
             n_prompt,
             n_cached,
             n_listed: Some(held.len()),
@@ -72,7 +68,7 @@ impl Sequence {
             has_tokens: false,
             request,
             teller,
-        }))
+        })
     }
 
     pub fn ids(&self) -> &[u32] {
