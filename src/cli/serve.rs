@@ -330,9 +330,9 @@ mod tests {
     fn keys_come_from_arguments_and_files() {
         let file = std::env::temp_dir().join(format!("tilewright-keys-{}", std::process::id()));
         std::fs::write(&file, "one\n\n two \n").unwrap();
-        assert_eq!(keys(vec!["zero".into()], &[file.clone()]).unwrap(), ["zero", "one", "two"]);
+        assert_eq!(keys(vec!["zero".into()], std::slice::from_ref(&file)).unwrap(), ["zero", "one", "two"]);
         std::fs::write(&file, "\n").unwrap();
-        assert_eq!(keys(Vec::new(), &[file.clone()]).unwrap_err().code(), "option");
+        assert_eq!(keys(Vec::new(), std::slice::from_ref(&file)).unwrap_err().code(), "option");
         std::fs::remove_file(&file).unwrap();
         assert_eq!(keys(Vec::new(), &[file]).unwrap_err().code(), "io");
     }

@@ -199,7 +199,7 @@ impl Driver {
                 }
                 // It waits for pages, and those after it with it.
                 Err(waiting) => {
-                    self.shared.put_back(waiting);
+                    self.shared.put_back(*waiting);
                     break;
                 }
             }

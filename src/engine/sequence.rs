@@ -41,7 +41,7 @@ impl Sequence {
         Waiting { request, teller, guide }: Waiting,
         slot: u32,
         pages: &mut Pages,
-    ) -> Result<Sequence, Waiting> {
+    ) -> Result<Sequence, Box<Waiting>> {
         let n_prompt = request.ids.len();
         let angles = model.transformer().angles(n_prompt as u32);
         // The last token is computed in any case: what comes after it is chosen there.
@@ -50,7 +50,7 @@ impl Sequence {
         let n_promised = most.div_ceil(PAGE as usize) - held.len();
         if !pages.promise(n_promised) {
             held.into_iter().for_each(|id| pages.release(id));
-            return Err(Waiting { request, teller, guide });
+            return Err(Box::new(Waiting { request, teller, guide }));
         }
         let n_cached = held.len() * PAGE as usize;
         teller.begin(n_prompt, n_cached);
