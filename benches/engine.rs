@@ -16,10 +16,7 @@ const RUNS: usize = 3;
 
 fn main() -> Result<(), Error> {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
-    let choice = match args.get(1) {
-        Some(name) => name.parse().unwrap_or(DeviceChoice::Auto),
-        None => DeviceChoice::Cpu,
-    };
+    let Ok(choice) = args.get(1).map_or("cpu", String::as_str).parse::<DeviceChoice>();
     let device = pollster::block_on(Device::open(&choice, None))?;
     let model = match args.first() {
         Some(path) => Model::load(&device, path, LoadOptions { context_length: Some(512), ..LoadOptions::default() })?,

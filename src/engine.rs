@@ -14,6 +14,7 @@ mod passes;
 mod queue;
 mod sequence;
 mod stream;
+mod watched;
 
 pub use self::driver::Driver;
 pub use self::options::{EngineOptions, Request};

@@ -13,7 +13,7 @@ use super::stream::Teller;
 use crate::device::{Device, pause};
 use crate::error::Error;
 use crate::generate::{Model, StopReason};
-use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow};
+use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
 use crate::model::RowsEnding;
 use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;
@@ -246,6 +246,8 @@ impl Driver {
         let mut rows = Vec::with_capacity(ready.len());
         let mut settings: Vec<Sampling> = Vec::with_capacity(ready.len());
         let mut broken = Vec::new();
+        // Of a row whose text may go on with any token.
+        let all = if ending.mask { vec![u32::MAX; mask_words(model.config().vocab_size) as usize] } else { Vec::new() };
         for (row, &i) in ready.iter().enumerate() {
             let sequence = &mut running[i];
             sequence.make_room(1, pages)?;
@@ -269,8 +271,6 @@ impl Driver {
                 }
             }
             if ending.mask {
-                let n_words = (model.config().vocab_size as usize).div_ceil(32);
-                let all = vec![u32::MAX; n_words];
                 let allowed = match sequence.allowed() {
                     Ok(allowed) => allowed.unwrap_or(&all),
                     Err(error) => {
@@ -278,7 +278,7 @@ impl Driver {
                         &all
                     }
                 };
-                device.write(&passes.rows.allowed, row * n_words, allowed)?;
+                device.write(&passes.rows.allowed, row * all.len(), allowed)?;
             }
         }
         if ending.draw || ending.penalize {

@@ -1,13 +1,12 @@
 //! The handle that requests are given to, and those that wait.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
+use std::sync::Arc;
 
 use super::driver::Driver;
 use super::options::{EngineOptions, Request};
 use super::stream::{Stream, Teller, stream};
+use super::watched::Watched;
 use crate::error::Error;
 use crate::generate::{Model, TokenGuide, guide};
 use crate::recording::MemoryPlan;
@@ -21,7 +20,7 @@ pub(super) struct Waiting {
 
 /// What engine and driver share.
 pub(super) struct Shared {
-    state: Mutex<State>,
+    state: Watched<State>,
     max_queued: usize,
 }
 
@@ -34,7 +33,6 @@ struct State {
     is_closed: bool,
     n_handles: usize,
     stats: EngineStats,
-    waker: Option<Waker>,
 }
 
 /// Counts since an engine began, and what is there now.
@@ -64,7 +62,7 @@ pub struct EngineStats {
     pub n_decode_passes: u64,
     /// Passes over a part of a prompt.
     pub n_prompt_passes: u64,
-    /// Pages of the cache, and how many are free, held by sequences, or kept of earlier ones.
+    /// Pages of the cache.
     pub n_pages: usize,
     /// Pages that hold nothing.
     pub n_free_pages: usize,
@@ -73,66 +71,49 @@ pub struct EngineStats {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The request to begin next: of the highest priority, the one that came first.
     pub fn take(&self) -> Option<Waiting> {
-        let mut state = self.state();
-        let highest = state.waiting.iter().map(|waiting| waiting.request.priority).max()?;
-        let at = state.waiting.iter().position(|waiting| waiting.request.priority == highest)?;
-        state.waiting.remove(at)
+        self.state.with(|state| {
+            let highest = state.waiting.iter().map(|waiting| waiting.request.priority).max()?;
+            let at = state.waiting.iter().position(|waiting| waiting.request.priority == highest)?;
+            state.waiting.remove(at)
+        })
     }
 
     /// Puts back a request that could not begin.
     pub fn put_back(&self, waiting: Waiting) {
-        self.state().waiting.push_front(waiting);
+        self.state.with(|state| state.waiting.push_front(waiting));
     }
 
     /// Those that wait and that nobody wants any more.
     pub fn drop_waiting(&self, mut is_over: impl FnMut(&Waiting) -> bool) -> Vec<Waiting> {
-        let mut state = self.state();
-        let (over, waiting) = std::mem::take(&mut state.waiting).into_iter().partition(|waiting| is_over(waiting));
-        state.waiting = waiting;
-        Vec::from(over)
+        self.state.with(|state| {
+            let all = std::mem::take(&mut state.waiting).into_iter();
+            let (over, waiting) = all.partition(|waiting| is_over(waiting));
+            state.waiting = waiting;
+            Vec::from(over)
+        })
     }
 
     /// Says how many more requests can begin, and counts.
     pub fn update(&self, n_free: usize, change: impl FnOnce(&mut EngineStats)) {
-        let mut state = self.state();
-        state.n_free = n_free;
-        change(&mut state.stats);
+        self.state.with(|state| {
+            state.n_free = n_free;
+            change(&mut state.stats);
+        });
     }
 
     pub fn has_waiting(&self) -> bool {
-        !self.state().waiting.is_empty()
+        self.state.with(|state| !state.waiting.is_empty())
     }
 
     /// Until a request waits; false if none comes any more.
     pub async fn wait(&self) -> bool {
-        poll_fn(|context| {
-            let mut state = self.state();
-            if !state.waiting.is_empty() {
-                return Poll::Ready(true);
-            }
-            if state.is_closed || state.n_handles == 0 {
-                return Poll::Ready(false);
-            }
-            state.waker = Some(context.waker().clone());
-            Poll::Pending
-        })
-        .await
-    }
-
-    fn wake(&self, change: impl FnOnce(&mut State)) {
-        let mut state = self.state();
-        change(&mut state);
-        let waker = state.waker.take();
-        drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        let is_there = |state: &mut State| match state.waiting.is_empty() {
+            false => Some(true),
+            true => (state.is_closed || state.n_handles == 0).then_some(false),
+        };
+        self.state.until(is_there).await
     }
 }
 
@@ -146,14 +127,14 @@ pub struct Engine {
 
 impl Clone for Engine {
     fn clone(&self) -> Engine {
-        self.shared.state().n_handles += 1;
+        self.shared.state.with(|state| state.n_handles += 1);
         Engine { model: self.model.clone(), plan: self.plan, shared: self.shared.clone() }
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.shared.wake(|state| state.n_handles -= 1);
+        self.shared.state.change(|state| state.n_handles -= 1);
     }
 }
 
@@ -165,7 +146,7 @@ impl Engine {
     pub fn new(model: &Model, options: &EngineOptions) -> Result<(Engine, Driver), Error> {
         options.check()?;
         let state = State { n_free: options.max_sequences as usize, n_handles: 1, ..State::default() };
-        let shared = Arc::new(Shared { state: Mutex::new(state), max_queued: options.max_queued });
+        let shared = Arc::new(Shared { state: Watched::new(state), max_queued: options.max_queued });
         let driver = Driver::new(model, options, shared.clone())?;
         Ok((Engine { model: model.clone(), plan: driver.plan(), shared }, driver))
     }
@@ -206,31 +187,25 @@ impl Engine {
         // Here, since it may take seconds, which others' texts must not wait for.
         let guide = guide(&self.model, &request.options)?;
         let (teller, stream) = stream();
-        let mut refused = None;
-        self.shared.wake(|state| {
+        self.shared.state.change(|state| {
             let n_waiting = state.waiting.len();
             if state.is_closed || n_waiting >= self.shared.max_queued + state.n_free {
                 state.stats.n_refused += 1;
-                refused = Some(Error::Busy { n_waiting });
-                return;
+                return Err(Error::Busy { n_waiting });
             }
             state.stats.n_submitted += 1;
             state.waiting.push_back(Waiting { request, teller, guide });
-        });
-        match refused {
-            Some(error) => Err(error),
-            None => Ok(stream),
-        }
+            Ok(stream)
+        })
     }
 
     /// Takes no further requests: those that it has are finished, then the driver ends.
     pub fn close(&self) {
-        self.shared.wake(|state| state.is_closed = true);
+        self.shared.state.change(|state| state.is_closed = true);
     }
 
     /// What it has done, and what it does.
     pub fn stats(&self) -> EngineStats {
-        let state = self.shared.state();
-        EngineStats { n_queued: state.waiting.len(), ..state.stats }
+        self.shared.state.with(|state| EngineStats { n_queued: state.waiting.len(), ..state.stats })
     }
 }

@@ -10,6 +10,7 @@ use crate::kernels::{PAGE, Sampling, StateRow};
 use crate::model::Ending;
 
 pub(super) struct Sequence {
+    /// Its tokens are in `ids`.
     pub request: Request,
     pub teller: Teller,
     written: Written,
@@ -38,7 +39,7 @@ impl Sequence {
     /// cannot begin and is given back.
     pub fn begin(
         model: &Model,
-        Waiting { request, teller, guide }: Waiting,
+        Waiting { mut request, teller, guide }: Waiting,
         slot: u32,
         pages: &mut Pages,
     ) -> Result<Sequence, Box<Waiting>> {
@@ -55,8 +56,8 @@ impl Sequence {
         let n_cached = held.len() * PAGE as usize;
         teller.begin(n_prompt, n_cached);
         Ok(Sequence {
-            ids: request.ids.clone(),
             written: Written::new(model, &request.ids, &request.options, guide),
+            ids: std::mem::take(&mut request.ids),
             n_prompt,
             n_cached,
             n_listed: Some(held.len()),

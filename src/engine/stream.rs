@@ -1,11 +1,10 @@
 //! What a request gives, piece by piece.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
 
+use super::watched::Watched;
 use crate::error::Error;
 use crate::generate::{Piece, StopReason};
 
@@ -28,31 +27,13 @@ struct Told {
     /// Whether nothing comes any more.
     is_over: bool,
     stop_reason: Option<StopReason>,
-    waker: Option<Waker>,
 }
 
 /// Both ends of a stream.
 #[derive(Default)]
 struct Both {
-    told: Mutex<Told>,
+    told: Watched<Told>,
     is_cancelled: AtomicBool,
-}
-
-impl Both {
-    fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Changes what was said, and wakes the reader.
-    fn tell(&self, change: impl FnOnce(&mut Told)) {
-        let mut told = self.told();
-        change(&mut told);
-        let waker = told.waker.take();
-        drop(told);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
 }
 
 /// The pieces of a request's text. Dropping it cancels the request.
@@ -77,28 +58,21 @@ impl Stream {
     /// # Errors
     /// As [`Generation::next`](crate::generate::Generation::next). The stream is over then.
     pub async fn next(&mut self) -> Option<Result<Piece, Error>> {
-        poll_fn(|context| {
-            let mut told = self.0.told();
-            match told.pieces.pop_front() {
-                Some(piece) => Poll::Ready(Some(piece)),
-                None if told.is_over => Poll::Ready(None),
-                None => {
-                    told.waker = Some(context.waker().clone());
-                    Poll::Pending
-                }
-            }
-        })
-        .await
+        let next = |told: &mut Told| match told.pieces.pop_front() {
+            Some(piece) => Some(Some(piece)),
+            None => told.is_over.then_some(None),
+        };
+        self.0.told.until(next).await
     }
 
     /// Why the text ended; `None` while it goes on, or after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
-        self.0.told().stop_reason
+        self.0.told.with(|told| told.stop_reason)
     }
 
     /// Tokens so far.
     pub fn usage(&self) -> Usage {
-        self.0.told().usage
+        self.0.told.with(|told| told.usage)
     }
 
     /// Cancels the request from elsewhere.
@@ -127,25 +101,25 @@ impl Teller {
 
     /// Says how many tokens the prompt has, and how many of them are not computed.
     pub fn begin(&self, prompt_tokens: usize, cached_tokens: usize) {
-        self.0.tell(|told| told.usage = Usage { prompt_tokens, cached_tokens, ..told.usage });
+        self.0.told.change(|told| told.usage = Usage { prompt_tokens, cached_tokens, ..told.usage });
     }
 
     pub fn piece(&self, piece: Piece) {
-        self.0.tell(|told| {
+        self.0.told.change(|told| {
             told.usage.completion_tokens += 1;
             told.pieces.push_back(Ok(piece));
         });
     }
 
     pub fn end(self, reason: StopReason) {
-        self.0.tell(|told| {
+        self.0.told.change(|told| {
             told.stop_reason = Some(reason);
             told.is_over = true;
         });
     }
 
     pub fn fail(self, error: Error) {
-        self.0.tell(|told| {
+        self.0.told.change(|told| {
             told.pieces.push_back(Err(error));
             told.is_over = true;
         });
@@ -155,7 +129,7 @@ impl Teller {
 impl Drop for Teller {
     /// A driver that is gone says nothing any more: its streams end as cancelled ones.
     fn drop(&mut self) {
-        self.0.tell(|told| {
+        self.0.told.change(|told| {
             if !told.is_over {
                 told.is_over = true;
                 told.stop_reason = Some(StopReason::Cancelled);

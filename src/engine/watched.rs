@@ -1,0 +1,56 @@
+//! A value that some change and one waits for.
+
+use std::future::poll_fn;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+#[derive(Default)]
+pub(super) struct Watched<T>(Mutex<Inner<T>>);
+
+#[derive(Default)]
+struct Inner<T> {
+    value: T,
+    waker: Option<Waker>,
+}
+
+impl<T> Watched<T> {
+    pub fn new(value: T) -> Watched<T> {
+        Watched(Mutex::new(Inner { value, waker: None }))
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at it, or changes what nobody waits for.
+    pub fn with<R>(&self, look: impl FnOnce(&mut T) -> R) -> R {
+        look(&mut self.inner().value)
+    }
+
+    /// Changes it, and wakes who waits.
+    pub fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        let mut inner = self.inner();
+        let changed = change(&mut inner.value);
+        let waker = inner.waker.take();
+        drop(inner);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        changed
+    }
+
+    /// Waits until `take` finds something.
+    pub async fn until<R>(&self, mut take: impl FnMut(&mut T) -> Option<R>) -> R {
+        poll_fn(|context| {
+            let mut inner = self.inner();
+            match take(&mut inner.value) {
+                Some(found) => Poll::Ready(found),
+                None => {
+                    inner.waker = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+}
