@@ -219,6 +219,8 @@ pub enum Error {
     /// The device was lost or stopped answering; every buffer on it is gone.
     #[error("gpu: device lost while {context}: {message}")]
     DeviceLost {
+        /// Why it is gone.
+        reason: LossReason,
         /// What was being done.
         context: String,
         /// The GPU API's own words.
@@ -276,6 +278,53 @@ pub enum Error {
     },
 }
 
+/// Why a device is gone, or was given up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossReason {
+    /// Its driver says so.
+    #[default]
+    Driver,
+    /// [`Device::destroy`](crate::Device::destroy) was called.
+    Destroyed,
+    /// A submission was not answered in time.
+    NoAnswer,
+    /// A step of an engine took longer than its limit.
+    SlowStep,
+    /// It had no memory left for a step of an engine.
+    OutOfMemory,
+    /// It refused a step of an engine: a pipeline, a buffer or a submission.
+    Refused,
+    /// It could not be opened, or nothing could be loaded onto it.
+    NotOpened,
+}
+
+impl LossReason {
+    /// All of them.
+    pub const ALL: [LossReason; 7] = [
+        LossReason::Driver,
+        LossReason::Destroyed,
+        LossReason::NoAnswer,
+        LossReason::SlowStep,
+        LossReason::OutOfMemory,
+        LossReason::Refused,
+        LossReason::NotOpened,
+    ];
+
+    /// Its name among the measures.
+    pub fn name(self) -> &'static str {
+        match self {
+            LossReason::Driver => "driver",
+            LossReason::Destroyed => "destroyed",
+            LossReason::NoAnswer => "no_answer",
+            LossReason::SlowStep => "slow_step",
+            LossReason::OutOfMemory => "out_of_memory",
+            LossReason::Refused => "refused",
+            LossReason::NotOpened => "not_opened",
+        }
+    }
+}
+
 impl Error {
     /// Names the file in which this error was found.
     pub fn in_file(self, path: impl Into<PathBuf>) -> Self {
@@ -310,6 +359,15 @@ impl Error {
     /// Names the record in which this error was found: its number among those of a call, counted from 0.
     pub(crate) fn in_record(self, record: usize) -> Self {
         Error::InRecord { record, source: Box::new(self) }
+    }
+
+    /// Why a device is gone, if the error says that one is; also where it names the record that was at work.
+    pub fn loss(&self) -> Option<LossReason> {
+        match self {
+            Error::DeviceLost { reason, .. } => Some(*reason),
+            Error::InFile { source, .. } | Error::InRecord { source, .. } => source.loss(),
+            _ => None,
+        }
     }
 
     /// A short name of the kind of error, the same in every language binding.

@@ -88,16 +88,19 @@ pub use counters::Counters;
 pub use device::{Clock, Device, DeviceChoice, DeviceInfo, Pending};
 pub use dtype::{BLOCK, DType, WeightType};
 pub use embed::{EmbedOptions, Embedder, RerankOptions, Reranker};
-pub use error::Error;
+pub use error::{Error, LossReason};
 #[cfg(feature = "lora")]
 pub use generate::Adapter;
 pub use generate::{GenerateOptions, LoadOptions, Model, Session};
 #[cfg(target_arch = "wasm32")]
 pub use gpu::BrowserAdapter;
+#[cfg(feature = "fault-injection")]
+#[doc(hidden)]
+pub use gpu::{Call, Effect, Faults};
 pub use gpu::{AdapterKind, AdapterReport, Power};
 pub use matrix::{Matrix, file_row_bytes};
 pub use recording::{Dispatch, MemoryPlan, Products, Recorder, Recording, Workspace};
-pub use recovery::Recovery;
+pub use recovery::{Breaker, BreakerOptions, BreakerStats, Circuit, Recovery};
 pub use saving::Saving;
 pub use shaders::Tier;
 pub use target::{Bucket, Choice, Target, TargetKind, TargetLimits, Tuning};

@@ -3,14 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use tilewright::chat::ChatTemplate;
-use tilewright::engine::EngineOptions;
+use tilewright::engine::{Engine, EngineOptions};
 use tilewright::load::{ModelFile, ModelShape};
 use tilewright::serve::{Decoder, KeepOptions, Limits, Loaded, ModelSpec, Server, ServerOptions, size_of_files};
-use tilewright::{Device, EmbedOptions, Embedder, Error, Model, RerankOptions, Reranker};
+use tilewright::{Breaker, Device, EmbedOptions, Embedder, Error, Model, Recovery, RerankOptions, Reranker};
 
 use super::run::{self, ModelArgs, with_loading_bar};
 use super::{Failure, hub, parse_bytes, tell_findings};
@@ -97,6 +97,10 @@ struct EngineArgs {
     /// Tokens of all texts together that a model's cache holds; as many as the memory allows if absent.
     #[arg(long, value_name = "N")]
     cache_tokens: Option<u32>,
+    /// Give up a GPU whose step takes longer than so many seconds, and go on as after a lost device. The first steps compile
+    /// shaders, which takes seconds as well. No limit if absent.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    step_limit: Option<u64>,
     /// Compute each prompt anew, also where it begins as an earlier one did.
     #[arg(long)]
     no_prefix_cache: bool,
@@ -140,54 +144,86 @@ struct Loader {
 }
 
 impl Loader {
+    /// The device that models share.
     fn device(&self) -> Result<Device, Error> {
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
         match &*device {
-            Some(device) => Ok(device.clone()),
-            None => Ok(device.insert(self.args.open()?).clone()),
+            Some(device) if !device.is_lost() => Ok(device.clone()),
+            _ => Ok(device.insert(self.args.open()?).clone()),
         }
     }
 
-    fn load(&self, path: Option<&Path>) -> Result<Loaded, Error> {
-        let loaded = self.load_onto(&self.device()?, path);
-        match loaded {
-            Err(error) if error.code() == "device_lost" => {
-                *self.device.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                self.load_onto(&self.device()?, path)
-            }
-            loaded => loaded,
-        }
-    }
-
-    fn load_onto(&self, device: &Device, path: Option<&Path>) -> Result<Loaded, Error> {
+    /// Loads a model where its breaker lets it.
+    fn load(self: &Arc<Self>, path: Option<&Path>, breaker: &Arc<Breaker>) -> Result<Loaded, Error> {
         let shape = path.map(ModelFile::open).transpose()?.map(|file| file.header.shape);
         let memory_limit = self.args.options().memory_limit;
-        let loaded = match (shape, path) {
+        let load = |device: &Device| match (&shape, path) {
             (Some(ModelShape::Encoder(shape)), Some(path)) if shape.scoring.is_some() => {
                 let load = |progress: &mut dyn FnMut(u64, u64)| {
                     let options = RerankOptions { progress: Some(progress), memory_limit, ..RerankOptions::default() };
                     Reranker::load(device, path, options)
                 };
-                Loaded::Reranker(with_loading_bar(load)?)
+                Ok(Loading::Encoder(Loaded::Reranker(with_loading_bar(load)?)))
             }
             (Some(ModelShape::Encoder(_)), Some(path)) => {
                 let load = |progress: &mut dyn FnMut(u64, u64)| {
                     let options = EmbedOptions { progress: Some(progress), memory_limit, ..EmbedOptions::default() };
                     Embedder::load(device, path, options)
                 };
-                Loaded::Embedder(with_loading_bar(load)?)
+                Ok(Loading::Encoder(Loaded::Embedder(with_loading_bar(load)?)))
             }
-            _ => {
-                let model: Model = self.args.adapted(run::load(path, device, self.args.options())?)?;
-                Loaded::Decoder(Arc::new(Decoder::new(&model, &self.engine, self.template.as_deref())?))
-            }
+            _ => self.load_decoder(path, device).map(Loading::Decoder),
         };
-        tell_findings(device);
-        if let Err(error) = device.save_pipeline_cache() {
-            eprintln!("warning: the pipeline cache was not saved: {error}");
+        let load = |device: &Device| {
+            let loaded = load(device);
+            tell_findings(device);
+            if let Err(error) = device.save_pipeline_cache() {
+                eprintln!("warning: the pipeline cache was not saved: {error}");
+            }
+            loaded
+        };
+        let mut recovery = Recovery::new(|| self.device(), load, tell).with_breaker(breaker.clone());
+        let loaded = match breaker.admits(Instant::now()) {
+            true => recovery.load(&self.device()?)?,
+            false => recovery.load(&Device::cpu())?,
+        };
+        match loaded {
+            Loading::Encoder(loaded) => Ok(loaded),
+            Loading::Decoder(model) => {
+                let recovery = self.recovery(path, breaker);
+                let engine = Engine::spawn_with(vec![(model, recovery)], &self.engine)?;
+                Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, self.template.as_deref())?)))
+            }
         }
-        Ok(loaded)
     }
+
+    fn load_decoder(&self, path: Option<&Path>, device: &Device) -> Result<Model, Error> {
+        self.args.adapted(run::load(path, device, self.args.options())?)
+    }
+
+    /// What makes that which loads a model anew, in the thread that computes.
+    fn recovery(
+        self: &Arc<Self>,
+        path: Option<&Path>,
+        breaker: &Arc<Breaker>,
+    ) -> impl FnOnce() -> Recovery<'static, Model> + Send + 'static {
+        let (path, breaker) = (path.map(Path::to_path_buf), breaker.clone());
+        let (opens, loads) = (self.clone(), self.clone());
+        move || {
+            let load = move |device: &Device| loads.load_decoder(path.as_deref(), device);
+            Recovery::new(move || opens.device(), load, tell).with_breaker(breaker)
+        }
+    }
+}
+
+/// A model before anything computes with it.
+enum Loading {
+    Encoder(Loaded),
+    Decoder(Model),
+}
+
+fn tell(notice: &str) {
+    eprintln!("notice: {notice}");
 }
 
 /// A model's name and its file.
@@ -236,24 +272,29 @@ fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
 pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let ServeArgs { models, host, port, allow_host, cors, tls_cert, tls_key, page, .. } = args;
     let api_keys = keys(args.api_key, &args.api_key_file)?;
-    let EngineArgs { parallel, queue, cache_tokens, no_prefix_cache, max_loaded, idle_timeout, lazy } = args.engine;
+    let EngineArgs { parallel, queue, cache_tokens, no_prefix_cache, max_loaded, idle_timeout, lazy, step_limit } = args.engine;
     let engine = EngineOptions {
         max_sequences: parallel,
         max_queued: queue.unwrap_or(2 * parallel as usize),
         cache_tokens,
         prefix_cache: !no_prefix_cache,
+        step_limit: step_limit.map(Duration::from_secs),
     };
     engine.check()?;
     let loader = Arc::new(Loader { args: args.model, engine, template: args.template, device: Mutex::new(None) });
+    let spec = |name: String, path: Option<PathBuf>| {
+        let size = path.as_deref().map_or(ModelFile::BUILTIN.len() as u64, size_of_files);
+        let (loader, breaker) = (loader.clone(), Arc::new(Breaker::default()));
+        let of_load = breaker.clone();
+        ModelSpec::new(name, size, move || loader.load(path.as_deref(), &of_load)).with_breaker(breaker)
+    };
     let mut specs = Vec::new();
     for given in &models {
         let (name, path) = named(given)?;
-        let (loader, size) = (loader.clone(), size_of_files(&path));
-        specs.push(ModelSpec::new(name, size, move || loader.load(Some(&path))));
+        specs.push(spec(name, Some(path)));
     }
     if specs.is_empty() {
-        let loader = loader.clone();
-        specs.push(ModelSpec::new(BUILTIN, ModelFile::BUILTIN.len() as u64, move || loader.load(None)));
+        specs.push(spec(BUILTIN.into(), None));
     }
     let names: Vec<String> = specs.iter().map(|spec| format!("`{}`", spec.name())).collect();
     let LimitArgs { max_tokens, answer_time, max_body, max_connections, drain } = args.limits;

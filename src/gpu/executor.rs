@@ -14,12 +14,13 @@ use wgpu::ErrorFilter::{Internal, OutOfMemory, Validation};
 
 use super::adapter::{AdapterReport, MATRICES, params_stride};
 use super::buffer_pool::{BufferPool, PooledBuffer};
+use super::faults::{Call, Faults};
 use super::outcome::{Failure, Fault, Outcome, Unsettled, refused, scoped};
 use super::pipeline::{Pipeline, Pipelines};
 use super::readback::{Completion, Poller, ReadFuture, Staging, complete, map};
 use crate::counters::LiveCounters;
 use crate::device::WordCopy;
-use crate::error::Error;
+use crate::error::{Error, LossReason};
 use crate::recording::{Recording, Step};
 use crate::shaders::Tier;
 use crate::tensor::Tensor;
@@ -35,6 +36,19 @@ pub(crate) struct Setup<'a> {
     pub broken: Option<&'a str>,
     /// How long the GPU may need for a submission, where that is not the usual time; with zero it never answers.
     pub timeout: Option<Duration>,
+    /// What a test has the device do.
+    #[cfg(feature = "fault-injection")]
+    pub faults: Option<&'a Faults>,
+}
+
+impl Setup<'_> {
+    /// What a test has the device do, if it does.
+    pub(super) fn faults(&self) -> Faults {
+        #[cfg(feature = "fault-injection")]
+        return self.faults.cloned().unwrap_or_default();
+        #[cfg(not(feature = "fault-injection"))]
+        Faults
+    }
 }
 
 #[derive(Debug)]
@@ -51,6 +65,7 @@ pub(crate) struct Gpu {
     fault: Fault,
     unsettled: Unsettled,
     counters: Arc<LiveCounters>,
+    faults: Faults,
 }
 
 /// A recording's dispatches, ready to be encoded.
@@ -70,7 +85,9 @@ impl Gpu {
         counters: Arc<LiveCounters>,
     ) -> Result<Gpu, Error> {
         let adapter = &report.adapter;
-        let available = adapter.features();
+        let faults = setup.faults();
+        faults.open(&report.name)?;
+        let available = faults.features(adapter.features());
         let mut needed = wgpu::Features::empty();
         for &tier in tiers {
             // Features, what they are called, and whether the adapter has what they stand for.
@@ -104,7 +121,7 @@ impl Gpu {
             .request_device(&wgpu::DeviceDescriptor {
                 label: Some("tilewright"),
                 required_features: wanted & available,
-                required_limits: adapter.limits(),
+                required_limits: faults.limits(adapter.limits()),
                 experimental_features,
                 ..Default::default()
             })
@@ -116,15 +133,17 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             uncaptured.stray(error.to_string());
         }));
-        let lost = fault.clone();
+        let (lost, told) = (fault.clone(), faults.clone());
         device.set_device_lost_callback(move |reason, message| {
-            lost.lose(format!("{reason:?}: {message}"));
+            if !told.is_untold() {
+                lost.lose(LossReason::Driver, format!("{reason:?}: {message}"));
+            }
         });
         Ok(Gpu {
-            pool: BufferPool::new(counters.clone()),
+            pool: BufferPool::new(counters.clone(), faults.clone()),
             pipelines: Pipelines::new(&device, &adapter.get_info(), setup, counters.clone()),
             staging: Staging::new(counters.clone()),
-            poller: Poller::new(&device, &queue, fault.clone(), setup.timeout),
+            poller: Poller::new(&device, &queue, fault.clone(), setup.timeout, faults.clone()),
             staged_bytes: AtomicUsize::new(0),
             adapter_name: report.name.clone(),
             fault,
@@ -132,6 +151,7 @@ impl Gpu {
             counters,
             device,
             queue,
+            faults,
         })
     }
 
@@ -173,6 +193,7 @@ impl Gpu {
     fn write_buffer(&self, buffer: &PooledBuffer, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         /// Uploads are staged by wgpu until the next submission; this bounds how much waits.
         const MAX_STAGED: usize = 32 << 20;
+        let _done = self.begin(Call::Write, "uploading")?;
         let ((), outcome) = scoped(&self.device, &[Validation, OutOfMemory], refused("uploading"), || {
             for (i, piece) in bytes.chunks(MAX_STAGED).enumerate() {
                 self.queue.write_buffer(&buffer.buffer, offset + (i * MAX_STAGED) as u64, piece);
@@ -187,6 +208,7 @@ impl Gpu {
 
     /// Resolves when the GPU has done everything submitted and uploaded so far.
     pub async fn drained(&self) -> Result<(), Error> {
+        let _done = self.begin(Call::Submit, "uploading")?;
         let (index, outcome) = scoped(&self.device, &[Validation], refused("uploading"), || self.queue.submit([]));
         self.settle("uploading", outcome)?;
         let (signal, done) = Completion::new();
@@ -199,6 +221,12 @@ impl Gpu {
         poll_fn(|cx| reports.poll(cx)).await.map_err(Failure::into_error)
     }
 
+    /// Bytes of the buffers that are in use.
+    #[cfg(feature = "fault-injection")]
+    pub fn used_bytes(&self) -> u64 {
+        self.pool.used_bytes()
+    }
+
     /// Frees the buffers that the pool keeps.
     pub fn free_unused(&self) {
         self.pool.clear();
@@ -208,7 +236,30 @@ impl Gpu {
     pub fn destroy(&self) {
         self.device.destroy();
         // The callback may come late.
-        self.fault.lose("it was destroyed".into());
+        self.fault.lose(LossReason::Destroyed, "it was destroyed".into());
+    }
+
+    /// Gives the device up without letting go of its memory: it may hang, and then that would hang as well. Reads that wait for
+    /// it fail.
+    pub fn give_up(&self, reason: LossReason, message: String) {
+        self.fault.lose(reason, message);
+    }
+
+    /// What it was opened with.
+    pub fn limits(&self) -> wgpu::Limits {
+        self.device.limits()
+    }
+
+    /// Whether it is gone, or was given up.
+    pub fn is_lost(&self) -> bool {
+        self.fault.lost().is_some()
+    }
+
+    /// A call begins that a test may have fail.
+    fn begin(&self, call: Call, context: &str) -> Result<super::faults::Done, Error> {
+        let begun = self.faults.begin(call, &self.device);
+        self.fault.check_lost(context)?;
+        begun.map_err(Failure::into_error)
     }
 
     pub fn prepare(&self, steps: &[Step]) -> Result<PreparedSteps, Error> {
@@ -469,6 +520,7 @@ impl Gpu {
     ) -> Result<(wgpu::SubmissionIndex, T), Error> {
         // Nothing is submitted to a device that is gone: it would be dropped without a word.
         self.fault.check("submitting")?;
+        let _done = self.begin(Call::Submit, "submitting")?;
         // Errors of the commands are reported when their encoder is finished. A submission that runs out of memory loses
         // the device.
         let (submitted, outcome) = scoped(&self.device, &[Validation], refused("submitting"), || {
@@ -502,7 +554,8 @@ impl Gpu {
 
     /// Submits commands that write to a staging buffer, and asks for its content.
     fn submit_and_map(&self, encoder: wgpu::CommandEncoder, staging: wgpu::Buffer) -> Result<ReadFuture, Error> {
-        let (index, mapped) = self.submit(encoder, || map(&staging))?;
+        self.faults.map(&self.device).inspect_err(|error| self.give_up(LossReason::Driver, error.to_string()))?;
+        let (index, mapped) = self.submit(encoder, || map(&staging, &self.fault))?;
         self.poller.wait_for(index, mapped.signal());
         Ok(ReadFuture::new(staging, self.staging.clone(), self.fault.clone(), self.unsettled.reports(), mapped))
     }

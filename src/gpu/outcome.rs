@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::error::Error;
+use crate::error::{Error, LossReason};
 
 /// Why an operation failed. Unlike an [`Error`] it can be copied, because it is reported as often as somebody asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -220,14 +220,19 @@ pub(crate) struct Fault(Arc<Mutex<Reported>>);
 
 #[derive(Debug, Default)]
 struct Reported {
-    lost: Option<String>,
+    lost: Option<(LossReason, String)>,
     stray: Option<String>,
 }
 
 impl Fault {
     /// The device is gone; the first reason given counts.
-    pub fn lose(&self, message: String) {
-        lock(&self.0).lost.get_or_insert(message);
+    pub fn lose(&self, reason: LossReason, message: String) {
+        lock(&self.0).lost.get_or_insert((reason, message));
+    }
+
+    /// Why the device is gone, if it is.
+    pub fn lost(&self) -> Option<LossReason> {
+        lock(&self.0).lost.as_ref().map(|(reason, _)| *reason)
     }
 
     /// An error that belongs to no operation, for whoever asks next.
@@ -238,7 +243,9 @@ impl Fault {
     /// Fails if the device is gone, now and at every later call.
     pub fn check_lost(&self, context: &str) -> Result<(), Error> {
         match &lock(&self.0).lost {
-            Some(message) => Err(Error::DeviceLost { context: context.into(), message: message.clone() }),
+            Some((reason, message)) => {
+                Err(Error::DeviceLost { reason: *reason, context: context.into(), message: message.clone() })
+            }
             None => Ok(()),
         }
     }
@@ -367,10 +374,10 @@ mod tests {
         fault.stray("stray".into());
         assert!(matches!(fault.check("running"), Err(Error::Gpu { message, .. }) if message == "stray"));
         assert!(fault.check("running").is_ok());
-        fault.lose("first".into());
-        fault.lose("second".into());
+        fault.lose(LossReason::NoAnswer, "first".into());
+        fault.lose(LossReason::Driver, "second".into());
         for _ in 0..2 {
-            assert!(matches!(fault.check("running"), Err(Error::DeviceLost { message, .. }) if message == "first"));
+            assert!(matches!(fault.check("running"), Err(Error::DeviceLost { reason: LossReason::NoAnswer, message, .. }) if message == "first"));
         }
     }
 }

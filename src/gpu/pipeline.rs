@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 
 use super::executor::Setup;
+use super::faults::Faults;
 use super::outcome::{Failure, Outcome, Scopes};
 use crate::counters::LiveCounters;
 use crate::error::Error;
@@ -30,6 +31,7 @@ pub(crate) struct Pipelines {
     cache: Option<(wgpu::PipelineCache, PathBuf)>,
     /// See [`Setup::broken`].
     broken: Option<String>,
+    faults: Faults,
     counters: Arc<LiveCounters>,
 }
 
@@ -42,7 +44,8 @@ impl fmt::Debug for Pipelines {
 impl Pipelines {
     pub fn new(device: &wgpu::Device, info: &wgpu::AdapterInfo, setup: Setup<'_>, counters: Arc<LiveCounters>) -> Self {
         let cache = disk_cache(device, info, setup.folder);
-        Pipelines { compiled: Mutex::default(), cache, broken: setup.broken.map(str::to_string), counters }
+        let (broken, faults) = (setup.broken.map(str::to_string), setup.faults());
+        Pipelines { compiled: Mutex::default(), cache, broken, faults, counters }
     }
 
     /// The pipeline for a step, compiled if this is its first use, or why it does not compile. Where that is known later,
@@ -71,6 +74,7 @@ impl Pipelines {
             }
             _ => step.variant.target_source(),
         };
+        let (_done, source) = self.faults.shader(device, source)?;
         let source = wgpu::ShaderSource::Wgsl(source.into());
         let descriptor = wgpu::ShaderModuleDescriptor { label, source };
         let module = if checked() {
