@@ -84,6 +84,9 @@ pub mod tuning;
 #[cfg(target_arch = "wasm32")]
 pub mod web;
 
+#[cfg(not(target_arch = "wasm32"))]
+#[doc(hidden)]
+pub use cache::write as replace_file;
 pub use counters::Counters;
 pub use device::{Clock, Device, DeviceChoice, DeviceInfo, Pending};
 pub use dtype::{BLOCK, DType, WeightType};

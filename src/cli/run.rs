@@ -16,6 +16,8 @@ use tilewright::generate::{ContextPolicy, Generation, KeptStats, Stats, StopReas
 use tilewright::grammar::Constraint;
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
+#[cfg(feature = "serve")]
+use tilewright::DeviceChoice;
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
 use super::answer::Answer;
@@ -238,6 +240,21 @@ impl GenerateArgs {
 impl ModelArgs {
     pub fn open(&self) -> Result<Device, Error> {
         self.device.open()
+    }
+
+    /// The devices that are asked for, where a command can use several.
+    #[cfg(feature = "serve")]
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a name that is none.
+    pub fn devices(&self) -> Result<Vec<DeviceChoice>, Error> {
+        self.device.choices()
+    }
+
+    /// Opens one of them.
+    #[cfg(feature = "serve")]
+    pub fn open_one(&self, choice: &DeviceChoice) -> Result<Device, Error> {
+        self.device.open_one(choice)
     }
 
     /// How the model is loaded.

@@ -10,7 +10,7 @@ use tilewright::chat::ChatTemplate;
 use tilewright::engine::{Engine, EngineOptions};
 use tilewright::load::{ModelFile, ModelShape};
 use tilewright::serve::{Decoder, KeepOptions, Limits, Loaded, ModelSpec, Server, ServerOptions, size_of_files};
-use tilewright::{Breaker, Device, EmbedOptions, Embedder, Error, Model, Recovery, RerankOptions, Reranker};
+use tilewright::{Breaker, Device, DeviceChoice, EmbedOptions, Embedder, Error, Model, Recovery, RerankOptions, Reranker};
 
 use super::run::{self, ModelArgs, with_loading_bar};
 use super::{Failure, hub, parse_bytes, tell_findings};
@@ -25,6 +25,7 @@ Examples:
   tilewright serve --template chatml                   the built-in model, as `stories`
   tilewright serve model.gguf --host 0.0.0.0 --api-key-file key --tls-cert cert.pem --tls-key key.pem
   tilewright serve a.gguf b.gguf c.gguf --max-loaded 1 --idle-timeout 300
+  tilewright serve model.gguf --device all             every GPU computes a part of the texts
 
   curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
     -d '{\"model\": \"model\", \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
@@ -135,66 +136,81 @@ struct LimitArgs {
     drain: u64,
 }
 
-/// What loads models: the device is opened once, and again after it was lost.
+/// What loads models: each device is opened once, and again after it was lost.
 struct Loader {
     args: ModelArgs,
     engine: EngineOptions,
     template: Option<String>,
+    places: Vec<Place>,
+}
+
+/// A device that models share.
+struct Place {
+    choice: DeviceChoice,
     device: Mutex<Option<Device>>,
 }
 
-impl Loader {
-    /// The device that models share.
-    fn device(&self) -> Result<Device, Error> {
+impl Place {
+    fn device(&self, args: &ModelArgs) -> Result<Device, Error> {
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
         match &*device {
             Some(device) if !device.is_lost() => Ok(device.clone()),
-            _ => Ok(device.insert(self.args.open()?).clone()),
+            _ => Ok(device.insert(args.open_one(&self.choice)?).clone()),
         }
     }
+}
 
-    /// Loads a model where its breaker lets it.
-    fn load(self: &Arc<Self>, path: Option<&Path>, breaker: &Arc<Breaker>) -> Result<Loaded, Error> {
+impl Loader {
+    /// Loads a model where its breakers let it: one that continues texts onto every device, an encoder onto the first.
+    fn load(self: &Arc<Self>, path: Option<&Path>, breakers: &[Arc<Breaker>]) -> Result<Loaded, Error> {
+        let mut models = Vec::new();
+        for (i, breaker) in breakers.iter().enumerate() {
+            let loader = self.clone();
+            let mut recovery = Recovery::new(move || loader.open(i), |device| self.load_onto(path, device), tell)
+                .with_breaker(breaker.clone());
+            let loaded = match breaker.admits(Instant::now()) {
+                true => recovery.load(&self.open(i)?)?,
+                false => recovery.load(&Device::cpu())?,
+            };
+            match loaded {
+                Loading::Encoder(loaded) => return Ok(loaded),
+                Loading::Decoder(model) => models.push((model, self.recovery(path, i, breaker))),
+            }
+        }
+        let engine = Engine::spawn_with(models, &self.engine)?;
+        Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, self.template.as_deref())?)))
+    }
+
+    /// The `i`-th device.
+    fn open(&self, i: usize) -> Result<Device, Error> {
+        self.places[i].device(&self.args)
+    }
+
+    fn load_onto(&self, path: Option<&Path>, device: &Device) -> Result<Loading, Error> {
         let shape = path.map(ModelFile::open).transpose()?.map(|file| file.header.shape);
         let memory_limit = self.args.options().memory_limit;
-        let load = |device: &Device| match (&shape, path) {
+        let loaded = match (shape, path) {
             (Some(ModelShape::Encoder(shape)), Some(path)) if shape.scoring.is_some() => {
                 let load = |progress: &mut dyn FnMut(u64, u64)| {
                     let options = RerankOptions { progress: Some(progress), memory_limit, ..RerankOptions::default() };
                     Reranker::load(device, path, options)
                 };
-                Ok(Loading::Encoder(Loaded::Reranker(with_loading_bar(load)?)))
+                Loading::Encoder(Loaded::Reranker(with_loading_bar(load)?))
             }
             (Some(ModelShape::Encoder(_)), Some(path)) => {
                 let load = |progress: &mut dyn FnMut(u64, u64)| {
                     let options = EmbedOptions { progress: Some(progress), memory_limit, ..EmbedOptions::default() };
                     Embedder::load(device, path, options)
                 };
-                Ok(Loading::Encoder(Loaded::Embedder(with_loading_bar(load)?)))
+                Loading::Encoder(Loaded::Embedder(with_loading_bar(load)?))
             }
-            _ => self.load_decoder(path, device).map(Loading::Decoder),
+            _ => Loading::Decoder(self.load_decoder(path, device)?),
         };
-        let load = |device: &Device| {
-            let loaded = load(device);
-            tell_findings(device);
-            if let Err(error) = device.save_pipeline_cache() {
-                eprintln!("warning: the pipeline cache was not saved: {error}");
-            }
-            loaded
-        };
-        let mut recovery = Recovery::new(|| self.device(), load, tell).with_breaker(breaker.clone());
-        let loaded = match breaker.admits(Instant::now()) {
-            true => recovery.load(&self.device()?)?,
-            false => recovery.load(&Device::cpu())?,
-        };
-        match loaded {
-            Loading::Encoder(loaded) => Ok(loaded),
-            Loading::Decoder(model) => {
-                let recovery = self.recovery(path, breaker);
-                let engine = Engine::spawn_with(vec![(model, recovery)], &self.engine)?;
-                Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, self.template.as_deref())?)))
-            }
+        tell_findings(device);
+        if let Err(error) = device.save_pipeline_cache() {
+            eprintln!("warning: the pipeline cache was not saved: {error}");
         }
+        Ok(loaded)
     }
 
     fn load_decoder(&self, path: Option<&Path>, device: &Device) -> Result<Model, Error> {
@@ -205,13 +221,14 @@ impl Loader {
     fn recovery(
         self: &Arc<Self>,
         path: Option<&Path>,
+        i: usize,
         breaker: &Arc<Breaker>,
-    ) -> impl FnOnce() -> Recovery<'static, Model> + Send + 'static {
+    ) -> impl FnOnce() -> Recovery<'static, Model> + Send + use<> {
         let (path, breaker) = (path.map(Path::to_path_buf), breaker.clone());
         let (opens, loads) = (self.clone(), self.clone());
         move || {
             let load = move |device: &Device| loads.load_decoder(path.as_deref(), device);
-            Recovery::new(move || opens.device(), load, tell).with_breaker(breaker)
+            Recovery::new(move || opens.open(i), load, tell).with_breaker(breaker)
         }
     }
 }
@@ -281,12 +298,15 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         step_limit: step_limit.map(Duration::from_secs),
     };
     engine.check()?;
-    let loader = Arc::new(Loader { args: args.model, engine, template: args.template, device: Mutex::new(None) });
+    let places = args.model.devices()?.into_iter().map(|choice| Place { choice, device: Mutex::default() });
+    let places: Vec<Place> = places.collect();
+    let n_places = places.len();
+    let loader = Arc::new(Loader { args: args.model, engine, template: args.template, places });
     let spec = |name: String, path: Option<PathBuf>| {
         let size = path.as_deref().map_or(ModelFile::BUILTIN.len() as u64, size_of_files);
-        let (loader, breaker) = (loader.clone(), Arc::new(Breaker::default()));
-        let of_load = breaker.clone();
-        ModelSpec::new(name, size, move || loader.load(path.as_deref(), &of_load)).with_breaker(breaker)
+        let (loader, breakers) = (loader.clone(), (0..n_places).map(|_| Arc::default()).collect::<Vec<_>>());
+        let of_load = breakers.clone();
+        ModelSpec::new(name, size, move || loader.load(path.as_deref(), &of_load)).with_breakers(breakers)
     };
     let mut specs = Vec::new();
     for given in &models {

@@ -166,9 +166,9 @@ impl Gpu {
             });
         }
         let buffer = self.pool.take(&self.device, label, size_bytes);
-        // A device that is gone refuses everything, and that it is gone says more.
-        self.fault.check_lost(&format!("allocating {size_bytes} bytes for `{label}`"))?;
-        let buffer = buffer.map_err(Failure::into_error)?;
+        let context = format!("allocating {size_bytes} bytes for `{label}`");
+        self.fault.check_lost(&context)?;
+        let buffer = buffer.map_err(|failure| self.explained(&context, failure))?;
         self.unsettled.add(buffer.outcome.clone());
         Ok(buffer)
     }
@@ -176,8 +176,19 @@ impl Gpu {
     /// Returns the error of an operation that has failed, and leaves to the next read what is not known yet.
     fn settle(&self, context: &str, outcome: Result<Option<Outcome>, Failure>) -> Result<(), Error> {
         self.fault.check_lost(context)?;
-        self.unsettled.add(outcome.map_err(Failure::into_error)?);
+        self.unsettled.add(outcome.map_err(|failure| self.explained(context, failure))?);
         Ok(())
+    }
+
+    /// The error of an operation that has failed. A device that is gone refuses everything, and that it is gone says more.
+    fn explained(&self, context: &str, failure: Failure) -> Error {
+        // It may not have been told so far.
+        #[cfg(not(target_arch = "wasm32"))]
+        let _ = self.device.poll(wgpu::PollType::Poll);
+        match self.fault.check_lost(context) {
+            Ok(()) => failure.into_error(),
+            Err(lost) => lost,
+        }
     }
 
     pub fn write(&self, tensor: &Tensor, offset: u64, bytes: &[u8]) -> Result<(), Error> {
@@ -259,7 +270,7 @@ impl Gpu {
     fn begin(&self, call: Call, context: &str) -> Result<super::faults::Done, Error> {
         let begun = self.faults.begin(call, &self.device);
         self.fault.check_lost(context)?;
-        begun.map_err(Failure::into_error)
+        begun.map_err(|failure| self.explained(context, failure))
     }
 
     pub fn prepare(&self, steps: &[Step]) -> Result<PreparedSteps, Error> {
@@ -275,8 +286,9 @@ impl Gpu {
         for (i, step) in steps.iter().enumerate() {
             let label = step.variant.label;
             let pipeline = self.pipelines.get(&self.device, step);
-            self.fault.check_lost(&format!("compiling `{label}`"))?;
-            let pipeline = pipeline.map_err(Failure::into_error)?;
+            let context = format!("compiling `{label}`");
+            self.fault.check_lost(&context)?;
+            let pipeline = pipeline.map_err(|failure| self.explained(&context, failure))?;
             let binding = |buffer, offset: usize, size: u64| {
                 let size = std::num::NonZeroU64::new(size);
                 wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset: offset as u64, size })
@@ -535,7 +547,7 @@ impl Gpu {
     fn staging(&self, size: u64) -> Result<wgpu::Buffer, Error> {
         let staging = self.staging.take(&self.pool, &self.device, size);
         self.fault.check_lost("allocating a staging buffer")?;
-        let (buffer, outcome) = staging.map_err(Failure::into_error)?;
+        let (buffer, outcome) = staging.map_err(|failure| self.explained("allocating a staging buffer", failure))?;
         self.unsettled.add(outcome);
         Ok(buffer)
     }

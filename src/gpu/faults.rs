@@ -107,10 +107,15 @@ mod injected {
             self
         }
 
-        /// Has the next call come out so.
-        pub fn next(&self, call: Call, effect: Effect) {
-            let n = self.count(call) + 1;
+        /// Has the `i`-th call from now on, counted from 1, come out so.
+        pub fn next(&self, call: Call, i: u64, effect: Effect) {
+            let n = self.count(call) + i;
             self.plan(call, n..n + 1, effect);
+        }
+
+        /// Has all calls from now on come out so.
+        pub fn every(&self, call: Call, effect: Effect) {
+            self.plan(call, self.count(call) + 1..u64::MAX, effect);
         }
 
         /// Gives devices so much memory. What exceeds it fails, or loses the device.

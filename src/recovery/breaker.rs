@@ -63,6 +63,23 @@ impl BreakerStats {
     }
 }
 
+/// Of several: all losses, and the circuit that is furthest from closed.
+impl std::ops::Add for BreakerStats {
+    type Output = BreakerStats;
+
+    fn add(self, other: BreakerStats) -> BreakerStats {
+        let circuit = match [self.circuit, other.circuit] {
+            circuits if circuits.contains(&Circuit::Open) => Circuit::Open,
+            circuits if circuits.contains(&Circuit::HalfOpen) => Circuit::HalfOpen,
+            _ => Circuit::Closed,
+        };
+        let mut losses = self.losses;
+        losses.iter_mut().zip(other.losses).for_each(|(n, more)| *n += more);
+        let [n_opened, n_trials] = [self.n_opened + other.n_opened, self.n_trials + other.n_trials];
+        BreakerStats { circuit, losses, n_opened, n_trials }
+    }
+}
+
 /// Counts the losses of a GPU by reason, and decides whether it is opened again. Times are given to it, so that a test needs
 /// none of its own.
 #[derive(Debug, Default)]
@@ -218,5 +235,7 @@ mod tests {
         let stats = breaker.stats(now);
         assert!(stats.losses().enumerate().all(|(i, (reason, n))| reason as usize == i && n == i as u64 + 1));
         assert_eq!((stats.n_losses(), stats.n_opened), (28, 1));
+        let both = stats + BreakerStats::default();
+        assert_eq!((both, (stats + stats).n_losses()), (stats, 56));
     }
 }

@@ -118,7 +118,7 @@ pub struct ModelSpec {
     name: String,
     size_bytes: u64,
     load: Box<Load>,
-    breaker: Arc<Breaker>,
+    breakers: Vec<Arc<Breaker>>,
 }
 
 impl ModelSpec {
@@ -129,13 +129,13 @@ impl ModelSpec {
         size_bytes: u64,
         load: impl Fn() -> Result<Loaded, Error> + Send + Sync + 'static,
     ) -> ModelSpec {
-        ModelSpec { name: name.into(), size_bytes, load: Box::new(load), breaker: Arc::default() }
+        ModelSpec { name: name.into(), size_bytes, load: Box::new(load), breakers: vec![Arc::default()] }
     }
 
-    /// Tells of the losses that a breaker counts: the one of the model's [`Recovery`](crate::Recovery). An encoder's losses are
-    /// counted by the server; what loads it has to ask [`Breaker::admits`].
-    pub fn with_breaker(self, breaker: Arc<Breaker>) -> ModelSpec {
-        ModelSpec { breaker, ..self }
+    /// Tells of the losses that breakers count: those of the model's [`Recovery`](crate::Recovery), one for each device. An
+    /// encoder's losses are counted by the server, with the first; what loads it has to ask [`Breaker::admits`].
+    pub fn with_breakers(self, breakers: Vec<Arc<Breaker>>) -> ModelSpec {
+        ModelSpec { breakers, ..self }
     }
 
     /// The name that requests say.
@@ -224,9 +224,15 @@ impl Entry {
         }
     }
 
-    /// How often its GPU was lost, and whether the CPU has its place.
+    /// How often its GPUs were lost, and whether the CPU has the place of one.
     pub fn losses(&self) -> BreakerStats {
-        self.spec.breaker.stats(Instant::now())
+        let now = Instant::now();
+        let stats = self.spec.breakers.iter().map(|breaker| breaker.stats(now));
+        stats.fold(BreakerStats::default(), |sum, stats| sum + stats)
+    }
+
+    fn breaker(&self) -> Option<&Breaker> {
+        self.spec.breakers.first().map(Arc::as_ref)
     }
 
     /// Takes it out of memory, as soon as the requests that have it are done.
@@ -275,16 +281,16 @@ impl Lease {
         let Some(reason) = error.loss() else { return Err(error) };
         self.n_reloads += 1;
         // By then it is on the CPU, if what loads it asks the breaker.
-        if self.n_reloads > self.entry.spec.breaker.options().losses {
+        let Some(breaker) = self.entry.breaker().filter(|breaker| self.n_reloads <= breaker.options().losses) else {
             self.note(&error);
             return Err(error);
-        }
+        };
         let loading = self.entry.slot.clone().blocking_lock_owned();
         // Another request may have been first.
         let loaded = match self.entry.loaded() {
             Some(loaded) if self.entry.state().n_loads != self.load => loaded,
             _ => {
-                self.entry.spec.breaker.lost(reason, Instant::now());
+                breaker.lost(reason, Instant::now());
                 self.entry.unload();
                 self.entry.load()?
             }
@@ -399,7 +405,7 @@ impl Models {
     pub async fn get(&self, name: &str) -> Result<Lease, ApiError> {
         let entry = self.find(name)?;
         if let Some(Loaded::Embedder(_) | Loaded::Reranker(_)) = entry.loaded()
-            && entry.spec.breaker.is_due(Instant::now())
+            && entry.breaker().is_some_and(|breaker| breaker.is_due(Instant::now()))
         {
             // A GPU is tried again where it is loaded. A decoder's recovery does that by itself.
             entry.unload();

@@ -67,10 +67,13 @@ fn path(folder: &Path, info: &DeviceInfo) -> PathBuf {
     folder.join(format!("{}-{name}.{}.tuning.json", info.backend, info.tier))
 }
 
+/// Between a text and its digest.
+const DIGEST: &str = ",\n  \"digest\": \"";
+
 /// What a tuning is bound to. The fingerprint stands for the shaders, which may change without the version.
 fn identity(info: &DeviceInfo) -> Map<String, Value> {
     let fields = [
-        ("format", json!(2)),
+        ("format", json!(3)),
         ("version", json!(env!("CARGO_PKG_VERSION"))),
         ("shaders", json!(shaders::FINGERPRINT)),
         ("adapter", json!(info.name)),
@@ -163,7 +166,9 @@ impl Tuning {
         if let Value::Object(content) = json!(content) {
             fields.extend(content);
         }
-        format!("{:#}\n", Value::Object(fields))
+        let text = format!("{:#}", Value::Object(fields));
+        let body = text.trim_end_matches("\n}");
+        format!("{body}{DIGEST}{}\"\n}}\n", cache::digest(body.as_bytes()))
     }
 
     /// What [`Tuning::text`] wrote for this device.
@@ -179,7 +184,13 @@ impl Tuning {
             }
         }
         let content: Content = serde_json::from_value(value).map_err(|e| e.to_string())?;
-        known(content)
+        let known = known(content)?;
+        let at = text.windows(DIGEST.len()).rposition(|part| part == DIGEST.as_bytes());
+        let (body, digest) = text.split_at(at.ok_or("it has no digest")?);
+        match digest[DIGEST.len()..].starts_with(format!("{}\"", cache::digest(body)).as_bytes()) {
+            true => Ok(known),
+            false => Err("its digest is another one".into()),
+        }
     }
 }
 
