@@ -33,9 +33,9 @@ use std::process::ExitCode;
 use std::str::FromStr;
 
 use clap::{Parser, Subcommand};
-use tilewright::hub::HubError;
 #[cfg(feature = "serve")]
 use tilewright::AdapterReport;
+use tilewright::hub::HubError;
 use tilewright::{Device, DeviceChoice, Error, Power, Tier};
 
 /// Runs language models on any GPU through WebGPU, and on the CPU.

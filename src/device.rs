@@ -14,9 +14,9 @@ use bytemuck::Pod;
 use crate::counters::{Counters, LiveCounters};
 use crate::cpu::Cpu;
 use crate::dtype::{DType, WeightType};
+use crate::error::Error;
 #[cfg(not(target_arch = "wasm32"))]
 use crate::error::LossReason;
-use crate::error::Error;
 use crate::gpu::{AdapterKind, AdapterReport, Gpu, Power, ReadFuture, Setup};
 use crate::matrix::Matrix;
 use crate::recording::{Recorder, Recording};

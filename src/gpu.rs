@@ -13,9 +13,9 @@ pub use adapter::adapters;
 pub use adapter::{AdapterKind, AdapterReport, Power};
 #[cfg(target_arch = "wasm32")]
 pub use adapter::{BrowserAdapter, browser_adapter};
+pub(crate) use executor::{Gpu, Setup};
 #[cfg(feature = "fault-injection")]
 pub use faults::{Call, Effect, Faults};
-pub(crate) use executor::{Gpu, Setup};
 pub(crate) use readback::ReadFuture;
 
 #[cfg(all(test, not(target_arch = "wasm32")))]

@@ -97,10 +97,10 @@ pub use generate::Adapter;
 pub use generate::{GenerateOptions, LoadOptions, Model, Session};
 #[cfg(target_arch = "wasm32")]
 pub use gpu::BrowserAdapter;
+pub use gpu::{AdapterKind, AdapterReport, Power};
 #[cfg(feature = "fault-injection")]
 #[doc(hidden)]
 pub use gpu::{Call, Effect, Faults};
-pub use gpu::{AdapterKind, AdapterReport, Power};
 pub use matrix::{Matrix, file_row_bytes};
 pub use recording::{Dispatch, MemoryPlan, Products, Recorder, Recording, Workspace};
 pub use recovery::{Breaker, BreakerOptions, BreakerStats, Circuit, Recovery};

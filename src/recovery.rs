@@ -254,10 +254,9 @@ mod tests {
         let (start, second) = (Instant::now(), Cell::new(0));
         let (breaker, mut notices) = (Arc::new(Breaker::default()), Vec::new());
         breaker.open(start);
-        let mut recovery =
-            Recovery::new(|| Ok(Device::cpu()), |_| Ok(()), |notice| notices.push(notice.to_string()))
-                .with_clock(|| start + Duration::from_secs(second.get()))
-                .with_breaker(breaker.clone());
+        let mut recovery = Recovery::new(|| Ok(Device::cpu()), |_| Ok(()), |notice| notices.push(notice.to_string()))
+            .with_clock(|| start + Duration::from_secs(second.get()))
+            .with_breaker(breaker.clone());
         // It was opened while a GPU was in use, and then nothing is to be tried so far.
         assert!(recovery.moved(true).unwrap().is_some() && recovery.is_fallback());
         assert!(recovery.moved(false).unwrap().is_none());

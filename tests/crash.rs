@@ -1,6 +1,7 @@
 //! The program killed at any point of what it writes: a run after that finds nothing broken, and says what it would have said.
 
 mod common;
+#[allow(dead_code, reason = "the tests of the hub need more of it")]
 #[path = "hub/server.rs"]
 mod server;
 

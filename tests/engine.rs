@@ -406,7 +406,8 @@ fn several_devices_share_a_queue() {
     let [cpu, gpu] = &devices[..] else { return };
     let models = [builtin(cpu), builtin(gpu)];
     let options = EngineOptions { max_sequences: 2, max_queued: 64, prefix_cache: false, ..EngineOptions::default() };
-    let requests: Vec<Request> = prompts(&models[0], 10, 5).into_iter().map(|ids| Request::new(ids, greedy(5))).collect();
+    let requests: Vec<Request> =
+        prompts(&models[0], 10, 5).into_iter().map(|ids| Request::new(ids, greedy(5))).collect();
     let alone: Vec<[Text; 2]> = requests
         .iter()
         .map(|request| [0, 1].map(|i| together(&models[i], &options, &[(0, request.clone())]).0.remove(0)))

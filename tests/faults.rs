@@ -154,16 +154,14 @@ fn serve(whole: &[Vec<u32>], setup: &Setup, mut enter: impl FnMut(Phase, Hand<'_
     Served { refused, losses, circuit, stats, is_on_gpu }
 }
 
-/// The texts that nothing disturbs and the calls of a service, if there is a GPU. Where all calls are to fail, what pipelines
-/// compute was tested before, so that later services do the same ones.
+/// The texts that nothing disturbs and the calls of a service, if there is a GPU. What pipelines compute was tested by the one
+/// before, so that later services do the same calls.
 fn warm() -> Option<&'static (Vec<Vec<u32>>, Faults)> {
     static WARM: OnceLock<Option<(Vec<Vec<u32>>, Faults)>> = OnceLock::new();
     WARM.get_or_init(|| {
         common::gpu_from(block_on(Device::open_in(&DeviceChoice::Gpu, None, None)))?;
         let whole = undisturbed();
-        if common::is_full() {
-            serve(&whole, &Setup::new(Faults::default()), |_, _| ());
-        }
+        serve(&whole, &Setup::new(Faults::default()), |_, _| ());
         let clean = Setup::new(Faults::default());
         let served = serve(&whole, &clean, |_, _| ());
         assert!(served.refused.is_none() && served.is_on_gpu && served.stats.n_recoveries == 0);
@@ -199,7 +197,9 @@ fn any_call_may_fail() {
                     continue;
                 }
                 println!("{call:?} {n} of {n_calls} {what}");
-                let served = serve(whole, &Setup::new(faults), |_, _| ());
+                let setup = Setup::new(faults);
+                let served = serve(whole, &setup, |_, _| ());
+                assert!(setup.faults.count(call) >= n, "{call:?} {n} was never reached");
                 let code = served.refused.as_ref().map(Error::code);
                 assert!(matches!(code, None | Some("gpu" | "device_lost")), "{call:?} {n} {what}: {code:?}");
                 n_cases += 1;
@@ -355,7 +355,9 @@ fn memory_that_ends_is_told_or_the_cpu_takes_over() {
         println!("{bytes} bytes, loses: {loses}: {:?}, {:?}", served.refused, served.losses);
         assert!(!served.is_on_gpu, "{bytes} {loses}");
         match &served.refused {
-            Some(Error::OutOfMemory { size_bytes, allocated_bytes, .. }) => assert!(size_bytes + allocated_bytes > bytes),
+            Some(Error::OutOfMemory { size_bytes, allocated_bytes, .. }) => {
+                assert!(size_bytes + allocated_bytes > bytes)
+            }
             other => assert!(other.is_none() && served.circuit == Circuit::Open, "{other:?}"),
         }
     }

@@ -8,6 +8,8 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
+#[cfg(feature = "serve")]
+use tilewright::DeviceChoice;
 #[cfg(feature = "grammar")]
 use tilewright::answer::Format;
 use tilewright::answer::{AnswerReader, ToolCall};
@@ -16,8 +18,6 @@ use tilewright::generate::{ContextPolicy, Generation, KeptStats, Stats, StopReas
 use tilewright::grammar::Constraint;
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
-#[cfg(feature = "serve")]
-use tilewright::DeviceChoice;
 use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
 use super::answer::Answer;

@@ -10,7 +10,9 @@ use tilewright::chat::ChatTemplate;
 use tilewright::engine::{Engine, EngineOptions};
 use tilewright::load::{ModelFile, ModelShape};
 use tilewright::serve::{Decoder, KeepOptions, Limits, Loaded, ModelSpec, Server, ServerOptions, size_of_files};
-use tilewright::{Breaker, Device, DeviceChoice, EmbedOptions, Embedder, Error, Model, Recovery, RerankOptions, Reranker};
+use tilewright::{
+    Breaker, Device, DeviceChoice, EmbedOptions, Embedder, Error, Model, Recovery, RerankOptions, Reranker,
+};
 
 use super::run::{self, ModelArgs, with_loading_bar};
 use super::{Failure, hub, parse_bytes, tell_findings};
@@ -289,7 +291,8 @@ fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
 pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let ServeArgs { models, host, port, allow_host, cors, tls_cert, tls_key, page, .. } = args;
     let api_keys = keys(args.api_key, &args.api_key_file)?;
-    let EngineArgs { parallel, queue, cache_tokens, no_prefix_cache, max_loaded, idle_timeout, lazy, step_limit } = args.engine;
+    let EngineArgs { parallel, queue, cache_tokens, no_prefix_cache, max_loaded, idle_timeout, lazy, step_limit } =
+        args.engine;
     let engine = EngineOptions {
         max_sequences: parallel,
         max_queued: queue.unwrap_or(2 * parallel as usize),

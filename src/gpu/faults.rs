@@ -38,15 +38,8 @@ mod injected {
 
     impl Call {
         /// All of them.
-        pub const ALL: [Call; 7] = [
-            Call::Open,
-            Call::CreateBuffer,
-            Call::CreatePipeline,
-            Call::Write,
-            Call::Submit,
-            Call::Map,
-            Call::Poll,
-        ];
+        pub const ALL: [Call; 7] =
+            [Call::Open, Call::CreateBuffer, Call::CreatePipeline, Call::Write, Call::Submit, Call::Map, Call::Poll];
     }
 
     /// What becomes of a call.
@@ -167,7 +160,10 @@ mod injected {
             match effect {
                 None | Some(Effect::Hang | Effect::BadShader) => {}
                 Some(Effect::Fail) => {
-                    return Err(Failure::Refused { context: format!("{call:?}"), message: "a test has it fail".into() });
+                    return Err(Failure::Refused {
+                        context: format!("{call:?}"),
+                        message: "a test has it fail".into(),
+                    });
                 }
                 Some(Effect::OutOfMemory) => return Err(self.out_of_memory("a test", 0, 0)),
                 Some(Effect::LoseBefore) => device.destroy(),
@@ -218,7 +214,9 @@ mod injected {
         pub(crate) fn open(&self, name: &str) -> Result<(), Error> {
             match self.called(Call::Open) {
                 None => Ok(()),
-                Some(_) => Err(Error::Gpu { context: format!("opening `{name}`"), message: "a test has it fail".into() }),
+                Some(_) => {
+                    Err(Error::Gpu { context: format!("opening `{name}`"), message: "a test has it fail".into() })
+                }
             }
         }
 

@@ -377,7 +377,9 @@ mod tests {
         fault.lose(LossReason::NoAnswer, "first".into());
         fault.lose(LossReason::Driver, "second".into());
         for _ in 0..2 {
-            assert!(matches!(fault.check("running"), Err(Error::DeviceLost { reason: LossReason::NoAnswer, message, .. }) if message == "first"));
+            assert!(
+                matches!(fault.check("running"), Err(Error::DeviceLost { reason: LossReason::NoAnswer, message, .. }) if message == "first")
+            );
         }
     }
 }

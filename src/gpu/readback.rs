@@ -257,9 +257,9 @@ impl Poller {
             };
             // Ends when the sender is dropped with its device.
             serve(received, &fault, |index| {
-                let answer = faults.poll(&device, &fault).and_then(|()| {
-                    answer(timeout, &fault, |slice| wait(Some(index.clone()), slice))
-                });
+                let answer = faults
+                    .poll(&device, &fault)
+                    .and_then(|()| answer(timeout, &fault, |slice| wait(Some(index.clone()), slice)));
                 is_answered &= answer.is_ok();
                 answer
             });
@@ -313,9 +313,9 @@ fn serve<I>(
 ) {
     let context = "waiting for a submission";
     for (index, signal) in requests {
-        let answer = fault.check_lost(context).and_then(|()| {
-            wait(index).or_else(|message| lose(fault, LossReason::NoAnswer, context, message))
-        });
+        let answer = fault
+            .check_lost(context)
+            .and_then(|()| wait(index).or_else(|message| lose(fault, LossReason::NoAnswer, context, message)));
         if let Err(lost) = answer {
             complete(&signal, Err(lost));
         }
@@ -339,13 +339,7 @@ impl Drop for Poller {
 
 #[cfg(target_arch = "wasm32")]
 impl Poller {
-    pub fn new(
-        _: &wgpu::Device,
-        _: &wgpu::Queue,
-        _: Fault,
-        _: Option<std::time::Duration>,
-        _: Faults,
-    ) -> Self {
+    pub fn new(_: &wgpu::Device, _: &wgpu::Queue, _: Fault, _: Option<std::time::Duration>, _: Faults) -> Self {
         Poller {}
     }
 

@@ -124,7 +124,8 @@ impl Metrics {
         let now = NOW.map(|(name, help, _)| register(all, name, help, Family::default()));
         let since = SINCE.map(|(name, help, _)| register(all, name, help, Family::default()));
         let device_lost = register(all, "device_lost", "Losses of a model's GPU, by reason", Family::default());
-        let fallback = register(all, "fallback", "Whether the CPU has the place of a GPU that failed", Family::default());
+        let fallback =
+            register(all, "fallback", "Whether the CPU has the place of a GPU that failed", Family::default());
         let losses = LOSSES.map(|(name, help, _)| register(all, name, help, Family::default()));
         let device_running =
             register(all, "device_requests_running", "Requests that a device computes", Family::default());
