@@ -194,9 +194,9 @@ impl Scopes {
     }
 
     /// Closes them. Resolves to the error that the innermost one caught, of those that caught any.
-    pub fn close(self) -> impl Future<Output = Option<wgpu::Error>> {
+    pub fn close(mut self) -> impl Future<Output = Option<wgpu::Error>> {
         // They are a stack.
-        let popped: Vec<_> = self.0.into_iter().rev().map(wgpu::ErrorScopeGuard::pop).collect();
+        let popped: Vec<_> = std::mem::take(&mut self.0).into_iter().rev().map(wgpu::ErrorScopeGuard::pop).collect();
         async move {
             for error in popped {
                 if let Some(error) = error.await {
@@ -204,6 +204,15 @@ impl Scopes {
                 }
             }
             None
+        }
+    }
+}
+
+impl Drop for Scopes {
+    /// Those that an error left open; wgpu panics where another one than the last is closed.
+    fn drop(&mut self) {
+        while let Some(scope) = self.0.pop() {
+            drop(scope);
         }
     }
 }
