@@ -15,9 +15,9 @@ use crate::counters::{Counters, LiveCounters};
 use crate::cpu::Cpu;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
-#[cfg(not(target_arch = "wasm32"))]
-use crate::error::LossReason;
 use crate::gpu::{AdapterKind, AdapterReport, Gpu, Power, ReadFuture, Setup};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::loss::LossReason;
 use crate::matrix::Matrix;
 use crate::recording::{Recorder, Recording};
 use crate::shaders::Tier;

@@ -67,6 +67,7 @@ pub mod grammar;
 pub mod hub;
 pub mod kernels;
 pub mod load;
+mod loss;
 mod matrix;
 mod memory;
 pub mod model;
@@ -91,7 +92,7 @@ pub use counters::Counters;
 pub use device::{Clock, Device, DeviceChoice, DeviceInfo, Pending};
 pub use dtype::{BLOCK, DType, WeightType};
 pub use embed::{EmbedOptions, Embedder, RerankOptions, Reranker};
-pub use error::{Error, LossReason};
+pub use error::Error;
 #[cfg(feature = "lora")]
 pub use generate::Adapter;
 pub use generate::{GenerateOptions, LoadOptions, Model, Session};
@@ -101,6 +102,7 @@ pub use gpu::{AdapterKind, AdapterReport, Power};
 #[cfg(feature = "fault-injection")]
 #[doc(hidden)]
 pub use gpu::{Call, Effect, Faults};
+pub use loss::LossReason;
 pub use matrix::{Matrix, file_row_bytes};
 pub use recording::{Dispatch, MemoryPlan, Products, Recorder, Recording, Workspace};
 pub use recovery::{Breaker, BreakerOptions, BreakerStats, Circuit, Recovery};

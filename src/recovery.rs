@@ -9,7 +9,8 @@ use web_time::Instant;
 pub use self::breaker::{Breaker, BreakerOptions, BreakerStats, Circuit};
 
 use crate::device::Device;
-use crate::error::{Error, LossReason};
+use crate::error::Error;
+use crate::loss::LossReason;
 
 /// Loads something, such as a model, onto a device, and again when that device is lost: onto the device opened anew, or onto
 /// the CPU where it does not open, cannot be loaded onto, or is lost too often, as its [`Breaker`] has it: by default for the

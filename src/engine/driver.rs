@@ -13,9 +13,10 @@ use super::stream::Teller;
 #[cfg(not(target_arch = "wasm32"))]
 use super::watchdog::Watchdog;
 use crate::device::{Device, pause};
-use crate::error::{Error, LossReason};
+use crate::error::Error;
 use crate::generate::{Model, StopReason};
 use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
+use crate::loss::LossReason;
 use crate::model::RowsEnding;
 use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;

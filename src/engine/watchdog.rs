@@ -4,7 +4,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::device::Device;
-use crate::error::{Error, LossReason};
+use crate::error::Error;
+use crate::loss::LossReason;
 
 /// The thread ends when this is dropped.
 pub(super) struct Watchdog(Arc<Watch>);

@@ -14,8 +14,9 @@ mod injected {
     use std::sync::{Arc, Mutex, PoisonError};
     use std::time::Duration;
 
-    use crate::error::{Error, LossReason};
+    use crate::error::Error;
     use crate::gpu::outcome::{Failure, Fault};
+    use crate::loss::LossReason;
 
     /// What is done with a GPU.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]

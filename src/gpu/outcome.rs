@@ -9,7 +9,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::error::{Error, LossReason};
+use crate::error::Error;
+use crate::loss::LossReason;
 
 /// Why an operation failed. Unlike an [`Error`] it can be copied, because it is reported as often as somebody asks.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,8 @@ use super::buffer_pool::{BufferPool, free};
 use super::faults::Faults;
 use super::outcome::{Failure, Fault, Outcome, Reports};
 use crate::counters::LiveCounters;
-use crate::error::{Error, LossReason};
+use crate::error::Error;
+use crate::loss::LossReason;
 
 /// A staging buffer and, until it is first used, whether it could be allocated, where that is not known yet.
 type Stage = (wgpu::Buffer, Option<Outcome>);

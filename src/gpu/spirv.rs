@@ -107,7 +107,8 @@ fn shared(words: Vec<u32>) -> Result<Vec<u32>, String> {
     let (mut unsigned, mut barriers) = (None, Vec::new());
     let mut at = HEADER_WORDS;
     while let Some(&first) = words.get(at) {
-        let instruction = words.get(at..at + (first >> 16).max(1) as usize).ok_or("the module ends in an instruction")?;
+        let instruction =
+            words.get(at..at + (first >> 16).max(1) as usize).ok_or("the module ends in an instruction")?;
         at += instruction.len();
         let mut instruction = instruction.to_vec();
         // Where the memory operands are, if the instruction has an access.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use web_time::Instant;
 
-use crate::error::LossReason;
+use crate::loss::LossReason;
 
 /// How many losses are too many, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
