@@ -116,7 +116,7 @@ fn serve(whole: &[Vec<u32>], setup: &Setup, mut enter: impl FnMut(Phase, Hand<'_
         let device = opened.borrow().last().cloned();
         enter(phase, Hand { faults, breaker: &breaker, device });
     };
-    let mut recovery = Recovery::new(open, load, |_| ()).with_breaker(breaker.clone());
+    let mut recovery = Recovery::new(open, load, |notice| println!("  {notice}")).with_breaker(breaker.clone());
     enter(Phase::Load);
     let mut first = || open().and_then(|device| recovery.load(&device));
     let (model, refused) = match first() {
@@ -233,9 +233,6 @@ const CELLS: &[Cell] = {
     fn by_driver(served: &Served) -> bool {
         once(served) && served.lost(LossReason::Driver) == 1
     }
-    fn loads_again(served: &Served) -> bool {
-        served.refused.is_none() && served.stats.n_recoveries == 0 && served.n_losses() == 1 && served.is_on_gpu
-    }
     fn adapter_gone(hand: Hand<'_>) {
         hand.faults.every(Call::Open, Effect::Fail);
         hand.device.map(|device| device.destroy());
@@ -286,7 +283,7 @@ const CELLS: &[Cell] = {
         ("F1 device.destroy()", Decode, destroy, destroyed),
         ("F1 device.destroy()", Unload, destroy, untouched),
         ("F2 destroyed as it submits", MidStream, submit_loses, by_driver),
-        ("F2 destroyed as it submits", Load, submit_loses, loads_again),
+        ("F2 destroyed as it submits", Load, submit_loses, by_driver),
         ("F2 destroyed as it submits", Prefill, submit_loses, by_driver),
         ("F2 destroyed as it submits", Decode, submit_loses, by_driver),
         ("F3 adapter gone", Prefill, adapter_gone, on_cpu),

@@ -183,9 +183,12 @@ impl Gpu {
 
     /// The error of an operation that has failed. A device that is gone refuses everything, and that it is gone says more.
     fn explained(&self, context: &str, failure: Failure) -> Error {
-        // It may not have been told so far.
+        // One that was destroyed is told of when what it does is done.
         #[cfg(not(target_arch = "wasm32"))]
-        let _ = self.device.poll(wgpu::PollType::Poll);
+        {
+            let timeout = Some(Duration::from_secs(1));
+            let _ = self.device.poll(wgpu::PollType::Wait { submission_index: None, timeout });
+        }
         match self.fault.check_lost(context) {
             Ok(()) => failure.into_error(),
             Err(lost) => lost,
