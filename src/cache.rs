@@ -10,7 +10,6 @@ use crate::error::Error;
 use crate::load::{FNV_BASIS, fnv};
 
 /// The folder for them. `TILEWRIGHT_CACHE_DIR` moves it; empty turns it off.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn folder() -> Option<PathBuf> {
     let variable = |name| std::env::var_os(name).map(PathBuf::from);
     if let Some(folder) = variable("TILEWRIGHT_CACHE_DIR") {
@@ -34,7 +33,6 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 ///
 /// # Errors
 /// As [`write`].
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn write_checked(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut file = Replacement::begin(path)?;
     file.write(head(bytes).as_bytes())?;
@@ -43,7 +41,6 @@ pub(crate) fn write_checked(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 }
 
 /// What [`write_checked`] wrote. `None` if there is nothing, or something else.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn read_checked(path: &Path) -> Option<Vec<u8>> {
     let mut all = std::fs::read(path).ok()?;
     let at = all.iter().position(|&byte| byte == b'\n')? + 1;
@@ -51,7 +48,6 @@ pub(crate) fn read_checked(path: &Path) -> Option<Vec<u8>> {
     (all == head(&bytes).as_bytes()).then_some(bytes)
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 fn head(bytes: &[u8]) -> String {
     format!("tilewright {} {}\n", bytes.len(), digest(bytes))
 }
@@ -127,7 +123,7 @@ fn sweep(path: &Path) {
 
 /// A point at which a test may have the process end, as if it were killed.
 pub(crate) fn may_die() {
-    #[cfg(all(feature = "fault-injection", not(target_arch = "wasm32")))]
+    #[cfg(feature = "fault-injection")]
     {
         static REACHED: AtomicU32 = AtomicU32::new(0);
         let n = REACHED.fetch_add(1, Ordering::Relaxed) + 1;
@@ -145,7 +141,7 @@ impl Drop for Replacement {
     }
 }
 
-#[cfg(all(test, not(target_arch = "wasm32")))]
+#[cfg(test)]
 mod tests {
     use std::time::SystemTime;
 

@@ -47,6 +47,7 @@
 #[cfg(feature = "answer")]
 pub mod answer;
 pub mod bench;
+#[cfg(not(target_arch = "wasm32"))]
 mod cache;
 #[cfg(feature = "chat")]
 pub mod chat;

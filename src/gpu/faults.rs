@@ -293,7 +293,9 @@ mod injected {
 #[cfg(not(feature = "fault-injection"))]
 mod nothing {
     use crate::error::Error;
-    use crate::gpu::outcome::{Failure, Fault};
+    use crate::gpu::outcome::Failure;
+    #[cfg(not(target_arch = "wasm32"))]
+    use crate::gpu::outcome::Fault;
 
     pub(crate) enum Call {
         Write,

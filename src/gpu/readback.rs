@@ -267,7 +267,8 @@ impl Poller {
             // Letting go of a queue waits for its work, without a limit: the process could not end. One that was given up as slow
             // may still be done.
             let is_slow = fault.lost() == Some(LossReason::SlowStep);
-            if !is_answered && !(is_slow && wait(None, timeout).is_ok()) {
+            let lets_go = is_answered || is_slow && wait(None, timeout).is_ok();
+            if !lets_go {
                 std::mem::forget((device.clone(), queue));
             }
         });

@@ -207,7 +207,9 @@ mod tests {
         let usual = BreakerOptions::default();
         let twice = BreakerOptions { losses: 2, within: Duration::from_secs(30), ..usual };
         let never = BreakerOptions { retry_after: None, ..usual };
-        let cases: [(BreakerOptions, &[(char, u64)], &str); 9] = [
+        /// Options, moves with their seconds, and the circuit after each.
+        type Case<'a> = (BreakerOptions, &'a [(char, u64)], &'a str);
+        let cases: [Case<'_>; 9] = [
             (usual, &[('l', 0), ('l', 1), ('l', 2)], "cco"),
             (usual, &[('l', 0), ('l', 30), ('l', 60)], "cco"),
             (usual, &[('l', 0), ('l', 30), ('l', 61), ('l', 90)], "ccco"),

@@ -68,12 +68,13 @@ fn path(folder: &Path, info: &DeviceInfo) -> PathBuf {
 }
 
 /// Between a text and its digest.
+#[cfg(not(target_arch = "wasm32"))]
 const DIGEST: &str = ",\n  \"digest\": \"";
 
 /// What a tuning is bound to. The fingerprint stands for the shaders, which may change without the version.
 fn identity(info: &DeviceInfo) -> Map<String, Value> {
     let fields = [
-        ("format", json!(3)),
+        ("format", json!(2)),
         ("version", json!(env!("CARGO_PKG_VERSION"))),
         ("shaders", json!(shaders::FINGERPRINT)),
         ("adapter", json!(info.name)),
@@ -111,7 +112,20 @@ fn read(path: &Path, info: &DeviceInfo) -> Result<Option<(Tuning, Found)>, Strin
         return Err(format!("it has {size_bytes} bytes, at most {MAX_BYTES} are expected"));
     }
     let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
-    Tuning::parse(&bytes, info).map(Some)
+    let known = Tuning::parse(&bytes, info)?;
+    let at = bytes.windows(DIGEST.len()).rposition(|part| part == DIGEST.as_bytes());
+    let (body, digest) = bytes.split_at(at.ok_or("it has no digest")?);
+    match digest[DIGEST.len()..].starts_with(format!("{}\"", cache::digest(body)).as_bytes()) {
+        true => Ok(Some(known)),
+        false => Err("its digest is another one".into()),
+    }
+}
+
+/// A text with its digest as a last field.
+#[cfg(not(target_arch = "wasm32"))]
+fn sealed(text: &str) -> String {
+    let body = text.trim_end_matches("\n}\n");
+    format!("{body}{DIGEST}{}\"\n}}\n", cache::digest(body.as_bytes()))
 }
 
 /// Writes what is known of a device to its file, if it has one, together with what other processes found meanwhile; with
@@ -133,7 +147,7 @@ pub(crate) fn write(device: &Device, tuning: Option<&Tuning>) -> Result<(), Erro
         }
         None => tuning.unwrap_or(own),
     };
-    cache::write(path, tuning.text(device.info(), &found).as_bytes())
+    cache::write(path, sealed(&tuning.text(device.info(), &found)).as_bytes())
 }
 
 impl Tuning {
@@ -166,9 +180,7 @@ impl Tuning {
         if let Value::Object(content) = json!(content) {
             fields.extend(content);
         }
-        let text = format!("{:#}", Value::Object(fields));
-        let body = text.trim_end_matches("\n}");
-        format!("{body}{DIGEST}{}\"\n}}\n", cache::digest(body.as_bytes()))
+        format!("{:#}\n", Value::Object(fields))
     }
 
     /// What [`Tuning::text`] wrote for this device.
@@ -184,13 +196,7 @@ impl Tuning {
             }
         }
         let content: Content = serde_json::from_value(value).map_err(|e| e.to_string())?;
-        let known = known(content)?;
-        let at = text.windows(DIGEST.len()).rposition(|part| part == DIGEST.as_bytes());
-        let (body, digest) = text.split_at(at.ok_or("it has no digest")?);
-        match digest[DIGEST.len()..].starts_with(format!("{}\"", cache::digest(body)).as_bytes()) {
-            true => Ok(known),
-            false => Err("its digest is another one".into()),
-        }
+        known(content)
     }
 }
 
