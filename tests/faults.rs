@@ -221,7 +221,7 @@ const CELLS: &[Cell] = {
         served.stats.n_recoveries == 1 && served.is_on_gpu
     }
     fn destroy(hand: Hand<'_>) {
-        hand.device.map(|device| device.destroy());
+        hand.device.unwrap().destroy();
     }
     fn destroyed(served: &Served) -> bool {
         once(served) && served.lost(LossReason::Destroyed) == 1
@@ -237,7 +237,7 @@ const CELLS: &[Cell] = {
     }
     fn adapter_gone(hand: Hand<'_>) {
         hand.faults.every(Call::Open, Effect::Fail);
-        hand.device.map(|device| device.destroy());
+        destroy(hand);
     }
     fn on_cpu(served: &Served) -> bool {
         !served.is_on_gpu && served.circuit == Circuit::Open
