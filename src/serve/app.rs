@@ -20,7 +20,7 @@ use super::fields::Fields;
 use super::guard::Guard;
 use super::limits::Limits;
 use super::metrics::Metrics;
-use super::models::{Decoder, Lease, Models};
+use super::models::{Decoder, Lease, Loaded, Models};
 use super::page::Page;
 use crate::error::Error;
 
@@ -82,14 +82,14 @@ impl App {
     }
 
     /// Has an encoder compute, in a thread and in parts, so that little is computed for a client that is gone. What was computed
-    /// is for the parts one after the other.
+    /// is for the parts one after the other. Where the device is lost the encoder is loaded again, and the part computed again.
     ///
     /// # Errors
     /// `busy` if as many requests wait as may; those of the work.
     pub async fn compute<T: Send + 'static>(
         &self,
-        lease: Lease,
-        mut part: impl FnMut(usize) -> Option<Result<T, Error>> + Send + 'static,
+        mut lease: Lease,
+        mut part: impl FnMut(&Loaded, usize) -> Option<Result<T, Error>> + Send + 'static,
     ) -> Result<Vec<T>, ApiError> {
         let entry = lease.entry.clone();
         let Ok(_room) = entry.batches.try_acquire() else {
@@ -101,16 +101,11 @@ impl App {
         let work = tokio::task::spawn_blocking(move || {
             let _turn = turn;
             let mut done = Vec::new();
-            for at in 0.. {
-                if !is_wanted.load(Ordering::Relaxed) {
-                    break;
-                }
-                match part(at) {
+            while is_wanted.load(Ordering::Relaxed) {
+                match part(&lease.loaded, done.len()) {
                     Some(Ok(result)) => done.push(result),
-                    Some(Err(error)) => {
-                        lease.note(&error);
-                        return Err(error.into());
-                    }
+                    // This part once more, if that helps.
+                    Some(Err(error)) => lease.reload(error)?,
                     None => break,
                 }
             }

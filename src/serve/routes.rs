@@ -20,6 +20,7 @@ use super::app::{App, Since};
 use super::errors::ApiError;
 use super::models::Entry;
 use super::{chat, completions, embeddings, ollama, openapi, responses};
+use crate::recovery::{BreakerStats, Circuit};
 
 /// What measures call a path that nothing answers.
 const OTHER: &str = "other";
@@ -196,8 +197,16 @@ async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<B
 }
 
 async fn health(State(app): State<Arc<App>>) -> Body<Json> {
-    let n_loaded = app.models.entries.iter().filter(|entry| entry.loaded().is_some()).count();
-    Body(json!({"status": "ok", "models": app.models.entries.len(), "loaded": n_loaded}))
+    let entries = &app.models.entries;
+    let n_loaded = entries.iter().filter(|entry| entry.loaded().is_some()).count();
+    let losses: Vec<BreakerStats> = entries.iter().map(|entry| entry.losses()).collect();
+    let n_on_cpu = losses.iter().filter(|stats| stats.circuit == Circuit::Open).count();
+    let n_lost: u64 = losses.iter().map(BreakerStats::n_losses).sum();
+    let status = if n_on_cpu > 0 { "degraded" } else { "ok" };
+    let told = json!({
+        "status": status, "models": entries.len(), "loaded": n_loaded, "fallback": n_on_cpu, "device_lost": n_lost,
+    });
+    Body(told)
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
