@@ -123,7 +123,11 @@ struct LimitArgs {
     /// Bytes of a request's body, such as 8M.
     #[arg(long, default_value = "8M", value_parser = parse_bytes, value_name = "BYTES")]
     max_body: u64,
-    /// Connections at a time.
+    /// Bytes of the bodies of all requests at a time, without the first 64 KiB of each; what is beyond is refused with status 429.
+    /// Eight times --max-body if absent.
+    #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
+    max_bodies: Option<u64>,
+    /// Connections at a time. For a further one, the one ends that has waited longest for its client.
     #[arg(long, default_value_t = 512, value_name = "N")]
     max_connections: u16,
     /// Seconds that answers in progress have once the server is told to end.
@@ -256,9 +260,10 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         specs.push(ModelSpec::new(BUILTIN, ModelFile::BUILTIN.len() as u64, move || loader.load(None)));
     }
     let names: Vec<String> = specs.iter().map(|spec| format!("`{}`", spec.name())).collect();
-    let LimitArgs { max_tokens, answer_time, max_body, max_connections, drain } = args.limits;
+    let LimitArgs { max_tokens, answer_time, max_body, max_bodies, max_connections, drain } = args.limits;
     let limits = Limits {
         body_bytes: max_body.try_into().unwrap_or(usize::MAX),
+        bodies_bytes: max_bodies.unwrap_or(max_body.saturating_mul(8)).try_into().unwrap_or(usize::MAX),
         connections: usize::from(max_connections.max(1)),
         max_tokens,
         answer_time: Duration::from_secs(answer_time),
