@@ -107,9 +107,9 @@ class Server:
             assert self.process.poll() is None, self.said()
             await asyncio.sleep(0.05)
         self.url, self.port = found[1], int(found[2])
-        self.session = aiohttp.ClientSession(
-            self.url, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
-        )
+        # The server ends connections that are idle for ten seconds.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=5)
+        self.session = aiohttp.ClientSession(self.url, connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         return self
 
     async def __aexit__(self, kind, error, trace):
