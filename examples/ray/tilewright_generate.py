@@ -23,9 +23,6 @@ from tilewright_embed import adapter_flags
 
 log = logging.getLogger("tilewright")
 
-# Ends the server when the worker is gone, whatever ended it: then its end of the pipe is closed.
-WITH_PARENT = '"$@" </dev/null & trap "kill $!" EXIT; cat >/dev/null'
-
 
 class GenerateError(RuntimeError):
     """The server did not start, or was tried often enough."""
@@ -44,8 +41,9 @@ class Generator:
     """
 
     def __init__(self, model, column="text", options=None, flags=(), program="tilewright", parallel=16, tries=3):
-        serve = ["serve", f"model={model}", "--port", "0", "--parallel", str(parallel), *adapter_flags(), *flags]
-        self.command = ["sh", "-c", WITH_PARENT, "sh", program, *serve]
+        # The pipe to its stdin ends when the worker is gone, whatever ended it.
+        serve = ["serve", f"model={model}", "--port", "0", "--parallel", str(parallel), "--end-with-stdin"]
+        self.command = [program, *serve, *adapter_flags(), *flags]
         self.column, self.options, self.tries = column, {"temperature": 0, **(options or {})}, tries
         self.pool = concurrent.futures.ThreadPoolExecutor(parallel)
         self.process = None
@@ -64,12 +62,13 @@ class Generator:
         """Ends the process."""
         process, self.process = self.process, None
         if process is not None:
+            process.kill()
             process.stdin.close()
             process.wait()
 
     def __del__(self):
         if getattr(self, "process", None) is not None:
-            self.process.stdin.close()
+            self.process.kill()
 
     def _answers(self, texts):
         answers = {at: (None, None) for at, text in enumerate(texts) if text is None}
@@ -117,7 +116,7 @@ class Generator:
                 listener = threading.Thread(target=_listen, args=(self.process.stderr, self.said), daemon=True)
                 return listener.start()
         self.close()
-        raise GenerateError(f"`{' '.join(self.command[4:])}` did not start: {' '.join(self.said)}")
+        raise GenerateError(f"`{' '.join(self.command)}` did not start: {' '.join(self.said)}")
 
 
 def _listen(stream, said):

@@ -78,6 +78,9 @@ pub struct ServeArgs {
     /// Template that is built in, for models whose files have none.
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
+    /// End when standard input does: with the program that started this one, however that ends.
+    #[arg(long)]
+    end_with_stdin: bool,
     /// Write a line of JSON to stderr for each request: time, method, endpoint, status, milliseconds.
     #[arg(long)]
     log_requests: bool,
@@ -288,21 +291,34 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let runtime = runtime.map_err(|source| Error::Io { path: "threads".into(), source })?;
     let server = Server::bind(SocketAddr::new(host, port), specs, options)?;
     eprintln!("serving {} at {scheme}://{}", names.join(", "), server.address());
-    let served = runtime.block_on(server.run(ending()));
+    let served = runtime.block_on(server.run(ending(args.end_with_stdin)));
     // Answers whose time is over are given up.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(served?)
 }
 
-/// Until a signal asks for the end. A second one does not wait for answers.
-async fn ending() {
-    signalled().await;
+/// Until a signal asks for the end, or standard input has one. A second signal does not wait for answers.
+async fn ending(with_stdin: bool) {
+    tokio::select! {
+        () = signalled() => {}
+        () = input_ended(), if with_stdin => {}
+    }
     eprintln!("ending: answers in progress come to their ends; another signal ends them at once");
     tokio::spawn(async {
         signalled().await;
         // What a shell reports for a program that Ctrl-C ended.
         std::process::exit(130);
     });
+}
+
+async fn input_ended() {
+    let (sender, ended) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        // What cannot be read has ended as well.
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = sender.send(());
+    });
+    let _ = ended.await;
 }
 
 #[cfg(unix)]
