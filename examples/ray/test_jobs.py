@@ -192,10 +192,10 @@ class Answers(Job):
     n_rows, model = max(ROWS // 50, 400), STORIES
 
     def test_ray_generates_with_killed_processes(self):
-        generate = ["--generate", "24", "--parallel", "8", "--batch-size", "50"]
+        generate = ["--generate", "24", "--parallel", "8", "--batch-size", "20"]
         job = self.start("ray_job.py", "--input", str(self.folder / "docs"), "--workers", "2", "--cpus", "0", *generate)
-        while len(self.written()) < 2 or len(processes(PROGRAM, b"serve")) < 2:
-            self.assertIsNone(job.poll(), "the job ended before its middle")
+        while not self.written() or len(processes(PROGRAM, b"serve")) < 2:
+            self.assertIsNone(job.poll(), (self.folder / "log").read_text()[-4000:])
             time.sleep(0.1)
         (first, _), (second, worker) = processes(PROGRAM, b"serve")[:2]
         # A server, and a worker of Ray's, with which its server ends.

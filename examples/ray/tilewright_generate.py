@@ -115,11 +115,13 @@ class Generator:
                 self.url = found[1]
                 listener = threading.Thread(target=_listen, args=(self.process.stderr, self.said), daemon=True)
                 return listener.start()
+        self.process.stderr.close()
         self.close()
         raise GenerateError(f"`{' '.join(self.command)}` did not start: {' '.join(self.said)}")
 
 
 def _listen(stream, said):
-    for line in stream:
-        said.append(line.rstrip())
-        log.info("%s", line.rstrip())
+    with stream:
+        for line in stream:
+            said.append(line.rstrip())
+            log.info("%s", line.rstrip())
