@@ -560,10 +560,15 @@ async def gigabyte(server):
                 most = max(most, server.rss())
         except ConnectionError:
             pass
-        line = await asyncio.wait_for(line, 10)
-        assert b" 413 " in line, line
+        try:
+            line = await asyncio.wait_for(line, 10)
+            assert b" 413 " in line, line
+        except ConnectionError:
+            # The server had closed it, and what was sent after that made the answer get lost.
+            line = b""
         writer.close()
-        found.append(f"{'with' if has_length else 'without'} length 413 after {sent // MIB} MiB")
+        assert sent < 64 * MIB, f"{sent // MIB} MiB were taken"
+        found.append(f"{'with' if has_length else 'without'} length {'413' if line else 'closed'} after {sent // MIB} MiB")
     assert most - before < 32 * MIB, f"{(most - before) / MIB:.0f} MiB"
     return f"{', '.join(found)}, {(most - before) / MIB:+.1f} MiB"
 

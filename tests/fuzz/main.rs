@@ -39,9 +39,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use builder::Rng;
 
-/// More than anything here takes that is not hanging, also unoptimised and on a busy machine.
-const HANGING: Duration = Duration::from_secs(60);
-
 /// Runs a target, with the seeds below `n` unless something else is asked for. It gives whether its input was accepted.
 fn fuzz(name: &str, n: u64, target: impl Fn(&mut Rng) -> bool) {
     let asked = |variable: &str| std::env::var(variable).ok();
@@ -60,9 +57,7 @@ fn fuzz(name: &str, n: u64, target: impl Fn(&mut Rng) -> bool) {
                 resume_unwind(panic);
             }
         }
-        let took = since.elapsed();
-        assert!(took < HANGING, "TILEWRIGHT_CASE={name}/{seed} took {took:?}");
-        (n_done, slowest) = (n_done + 1, slowest.max((took, seed)));
+        (n_done, slowest) = (n_done + 1, slowest.max((since.elapsed(), seed)));
     };
     match (one, seconds) {
         (Some(seed), _) => run(seed),
