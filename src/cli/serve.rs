@@ -81,6 +81,9 @@ pub struct ServeArgs {
     /// Template that is built in, for models whose files have none.
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
+    /// End when standard input does: with the program that started this one, however that ends.
+    #[arg(long)]
+    end_with_stdin: bool,
     /// Write a line of JSON to stderr for each request: time, method, endpoint, status, milliseconds.
     #[arg(long)]
     log_requests: bool,
@@ -130,7 +133,11 @@ struct LimitArgs {
     /// Bytes of a request's body, such as 8M.
     #[arg(long, default_value = "8M", value_parser = parse_bytes, value_name = "BYTES")]
     max_body: u64,
-    /// Connections at a time.
+    /// Bytes of the bodies of all requests at a time, without the first 64 KiB of each; what is beyond is refused with status 429.
+    /// Eight times --max-body if absent.
+    #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
+    max_bodies: Option<u64>,
+    /// Connections at a time. For a further one, the one ends that has waited longest for its client.
     #[arg(long, default_value_t = 512, value_name = "N")]
     max_connections: u16,
     /// Seconds that answers in progress have once the server is told to end.
@@ -320,9 +327,10 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         specs.push(spec(BUILTIN.into(), None));
     }
     let names: Vec<String> = specs.iter().map(|spec| format!("`{}`", spec.name())).collect();
-    let LimitArgs { max_tokens, answer_time, max_body, max_connections, drain } = args.limits;
+    let LimitArgs { max_tokens, answer_time, max_body, max_bodies, max_connections, drain } = args.limits;
     let limits = Limits {
         body_bytes: max_body.try_into().unwrap_or(usize::MAX),
+        bodies_bytes: max_bodies.unwrap_or(max_body.saturating_mul(8)).try_into().unwrap_or(usize::MAX),
         connections: usize::from(max_connections.max(1)),
         max_tokens,
         answer_time: Duration::from_secs(answer_time),
@@ -347,21 +355,34 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let runtime = runtime.map_err(|source| Error::Io { path: "threads".into(), source })?;
     let server = Server::bind(SocketAddr::new(host, port), specs, options)?;
     eprintln!("serving {} at {scheme}://{}", names.join(", "), server.address());
-    let served = runtime.block_on(server.run(ending()));
+    let served = runtime.block_on(server.run(ending(args.end_with_stdin)));
     // Answers whose time is over are given up.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(served?)
 }
 
-/// Until a signal asks for the end. A second one does not wait for answers.
-async fn ending() {
-    signalled().await;
+/// Until a signal asks for the end, or standard input has one. A second signal does not wait for answers.
+async fn ending(with_stdin: bool) {
+    tokio::select! {
+        () = signalled() => {}
+        () = input_ended(), if with_stdin => {}
+    }
     eprintln!("ending: answers in progress come to their ends; another signal ends them at once");
     tokio::spawn(async {
         signalled().await;
         // What a shell reports for a program that Ctrl-C ended.
         std::process::exit(130);
     });
+}
+
+async fn input_ended() {
+    let (sender, ended) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        // What cannot be read has ended as well.
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = sender.send(());
+    });
+    let _ = ended.await;
 }
 
 #[cfg(unix)]

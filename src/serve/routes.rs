@@ -17,6 +17,7 @@ use hyper::body::{Frame, SizeHint};
 use serde_json::{Value as Json, json};
 
 use super::app::{App, Since};
+use super::connections::AtWork;
 use super::errors::ApiError;
 use super::models::Entry;
 use super::{chat, completions, embeddings, ollama, openapi, responses};
@@ -61,7 +62,9 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     let endpoint =
         request.extensions().get::<MatchedPath>().map_or_else(|| OTHER.into(), |path| path.as_str().to_owned());
     let is_ollama = request.uri().path().starts_with("/api/");
-    let watch = Watch { app: app.clone(), endpoint, method: request.method().clone(), since, status: None };
+    let at_work = request.extensions().get().cloned();
+    let method = request.method().clone();
+    let watch = Watch { app: app.clone(), endpoint, method, since, status: None, _at_work: at_work };
     let cors = app.guard.cors(request.headers());
     let checked = app.guard.check_source(request.uri(), request.headers());
     let preflight = app.guard.preflight(request.method(), request.headers());
@@ -89,6 +92,7 @@ struct Watch {
     method: Method,
     since: Instant,
     status: Option<u16>,
+    _at_work: Option<Arc<AtWork>>,
 }
 
 impl Watch {

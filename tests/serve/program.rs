@@ -51,12 +51,26 @@ fn the_program_serves_until_a_signal_and_logs_nothing_of_what_is_said() {
 }
 
 #[test]
+fn the_program_ends_with_the_one_that_started_it() {
+    let mut child = command(&["--port", "0", "--end-with-stdin"]).stdin(Stdio::piped()).spawn().unwrap();
+    let stdin = child.stdin.take().unwrap();
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut program = Program { child, stderr };
+    let mut line = String::new();
+    program.stderr.read_line(&mut line).unwrap();
+    assert!(line.starts_with("serving "), "{line}");
+    drop(stdin);
+    assert!(program.child.wait().unwrap().success());
+}
+
+#[test]
 fn what_would_be_unsafe_or_is_not_there_ends_the_program() {
-    let cases: [(&[&str], i32, &str); 8] = [
+    let cases: [(&[&str], i32, &str); 9] = [
         (&["--port", "0", "--device", "cpu,pci:7"], 2, "device"),
         (&["--host", "0.0.0.0", "--port", "0"], 2, "api_key"),
         (&["--port", "0", "--parallel", "0"], 2, "max_sequences"),
         (&["--port", "0", "--cors", "*"], 2, "cors"),
+        (&["--port", "0", "--max-body", "8M", "--max-bodies", "4M"], 2, "max_bodies"),
         (&["--port", "0", "--tls-cert", "cert.pem"], 2, "--tls-key"),
         (&["--port", "0", "none.gguf"], 1, "none.gguf"),
         (&["--port", "0", "--page", "/does/not/exist"], 1, "/does/not/exist"),
