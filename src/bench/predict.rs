@@ -248,6 +248,8 @@ fn operand_bytes(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
             _ if is_lookup => size.min(result),
             "table" => size.min(n_tokens * size / f64::from(tensor.shape()[0])),
             _ if tensor.is_cache() => size * share_of_cache(dispatch, filled),
+            "parts" if kernel.name == "attention_merge" => size * share_of_parts(dispatch, filled),
+            "y" if kernel.name == "attention_decode" => size * share_of_parts(dispatch, filled),
             _ => size,
         }
     });
@@ -264,6 +266,14 @@ fn share_of_cache(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
         // It writes a row for each token.
         _ => 0.0,
     }
+}
+
+/// How many of the parts that a token's keys are cut into have keys.
+fn share_of_parts(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
+    let params: AttentionParams = params(dispatch);
+    let n_keys = seen(&params, filled);
+    let of_part = n_keys.div_ceil(params.splits.max(1)).next_multiple_of(params.step.max(1));
+    f64::from(n_keys.div_ceil(of_part)) / f64::from(params.splits.max(1))
 }
 
 /// Positions that the last token of a pass sees.
