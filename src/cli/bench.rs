@@ -4,6 +4,8 @@ mod embed;
 mod mol;
 mod predict;
 mod report;
+#[cfg(feature = "serve")]
+mod serve;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -51,6 +53,12 @@ enum BenchCommand {
     /// that can express more first; the first that fit the limits are measured. With `--weights`, searches for that mixture
     /// with more and more candidates, until one finds enough.
     Mol(MolBenchArgs),
+    /// Put a server under load: what clients wait for, by how many there are and by how often they come.
+    ///
+    /// Each request streams a completion of a prompt of its own, in the shape of OpenAI's interface. Without --url the server
+    /// runs in this process. `refused` are answers with status 429.
+    #[cfg(feature = "serve")]
+    Serve(Box<serve::ServeBenchArgs>),
 }
 
 #[derive(Args)]
@@ -143,19 +151,24 @@ impl BenchArgs {
             None => self.model.model.as_mut(),
             Some(BenchCommand::Embed(args)) => Some(&mut args.model),
             Some(BenchCommand::Kernels(_) | BenchCommand::Mol(_)) => None,
+            // It finds its model itself.
+            #[cfg(feature = "serve")]
+            Some(BenchCommand::Serve(_)) => None,
         }
     }
 }
 
-pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
-    match &args.command {
+pub fn bench(args: BenchArgs) -> Result<(), Failure> {
+    match args.command {
         None => match &args.model.predict {
             Some(gpu) => predict::bench(gpu, args.model.format.json),
             None => bench_model(&args.model),
         },
-        Some(BenchCommand::Kernels(args)) => bench_kernels(args),
-        Some(BenchCommand::Embed(args)) => embed::bench(args),
-        Some(BenchCommand::Mol(args)) => mol::bench(args),
+        Some(BenchCommand::Kernels(args)) => bench_kernels(&args),
+        Some(BenchCommand::Embed(args)) => embed::bench(&args),
+        Some(BenchCommand::Mol(args)) => mol::bench(&args),
+        #[cfg(feature = "serve")]
+        Some(BenchCommand::Serve(args)) => serve::bench(*args),
     }
 }
 

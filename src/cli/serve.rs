@@ -132,7 +132,7 @@ struct LimitArgs {
 }
 
 /// What loads models: the device is opened once, and again after it was lost.
-struct Loader {
+pub struct Loader {
     args: ModelArgs,
     engine: EngineOptions,
     template: Option<String>,
@@ -140,7 +140,23 @@ struct Loader {
 }
 
 impl Loader {
-    fn device(&self) -> Result<Device, Error> {
+    pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Arc<Loader> {
+        Arc::new(Loader { args, engine, template, device: Mutex::new(None) })
+    }
+
+    /// A model that is given as `[NAME=]MODEL`, or the built-in one.
+    pub fn spec(self: &Arc<Loader>, given: Option<&str>) -> Result<ModelSpec, Error> {
+        let loader = self.clone();
+        let Some(given) = given else {
+            return Ok(ModelSpec::new(BUILTIN, ModelFile::BUILTIN.len() as u64, move || loader.load(None)));
+        };
+        let (name, path) = named(given)?;
+        let size = size_of_files(&path);
+        Ok(ModelSpec::new(name, size, move || loader.load(Some(&path))))
+    }
+
+    /// The device, opened at the first call.
+    pub fn device(&self) -> Result<Device, Error> {
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
         match &*device {
             Some(device) => Ok(device.clone()),
@@ -244,16 +260,11 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         prefix_cache: !no_prefix_cache,
     };
     engine.check()?;
-    let loader = Arc::new(Loader { args: args.model, engine, template: args.template, device: Mutex::new(None) });
-    let mut specs = Vec::new();
-    for given in &models {
-        let (name, path) = named(given)?;
-        let (loader, size) = (loader.clone(), size_of_files(&path));
-        specs.push(ModelSpec::new(name, size, move || loader.load(Some(&path))));
-    }
+    let loader = Loader::new(args.model, engine, args.template);
+    let mut specs: Vec<ModelSpec> =
+        models.iter().map(|given| loader.spec(Some(given))).collect::<Result<_, Error>>()?;
     if specs.is_empty() {
-        let loader = loader.clone();
-        specs.push(ModelSpec::new(BUILTIN, ModelFile::BUILTIN.len() as u64, move || loader.load(None)));
+        specs.push(loader.spec(None)?);
     }
     let names: Vec<String> = specs.iter().map(|spec| format!("`{}`", spec.name())).collect();
     let LimitArgs { max_tokens, answer_time, max_body, max_connections, drain } = args.limits;
