@@ -1,6 +1,7 @@
 //! `tilewright bench`: rates of a model and of the kernels, next to what the device can do.
 
 mod embed;
+mod memory;
 mod mol;
 mod predict;
 mod report;
@@ -19,6 +20,7 @@ use tilewright::generate::PASS_SIZES;
 use tilewright::{Device, DeviceInfo, Error, GenerateOptions, LoadOptions, Model};
 
 use self::embed::EmbedBenchArgs;
+use self::memory::MemoryBenchArgs;
 use self::mol::MolBenchArgs;
 use super::lora::LoraArgs;
 use super::run::{PrecisionArgs, load};
@@ -53,6 +55,10 @@ enum BenchCommand {
     /// that can express more first; the first that fit the limits are measured. With `--weights`, searches for that mixture
     /// with more and more candidates, until one finds enough.
     Mol(MolBenchArgs),
+    /// Show what decoders of 1 to 70 billion weights would take on this device, by the plan that loading follows.
+    ///
+    /// Nothing is measured or allocated. `inspect` has the plan of a file.
+    Memory(MemoryBenchArgs),
     /// Put a server under load: what clients wait for, by how many there are and by how often they come.
     ///
     /// Each request streams a completion of a prompt of its own, in the shape of OpenAI's interface. Without --url the server
@@ -150,7 +156,7 @@ impl BenchArgs {
         match &mut self.command {
             None => self.model.model.as_mut(),
             Some(BenchCommand::Embed(args)) => Some(&mut args.model),
-            Some(BenchCommand::Kernels(_) | BenchCommand::Mol(_)) => None,
+            Some(BenchCommand::Kernels(_) | BenchCommand::Memory(_) | BenchCommand::Mol(_)) => None,
             // It finds its model itself.
             #[cfg(feature = "serve")]
             Some(BenchCommand::Serve(_)) => None,
@@ -166,6 +172,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         },
         Some(BenchCommand::Kernels(args)) => bench_kernels(&args),
         Some(BenchCommand::Embed(args)) => embed::bench(&args),
+        Some(BenchCommand::Memory(args)) => memory::bench(&args),
         Some(BenchCommand::Mol(args)) => mol::bench(&args),
         #[cfg(feature = "serve")]
         Some(BenchCommand::Serve(args)) => serve::bench(*args),
