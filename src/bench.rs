@@ -364,6 +364,11 @@ pub struct Row {
     pub bandwidth_share: f64,
     /// Those operations per second, by the rate of the multiplying probe: what bounds prompts.
     pub flop_share: f64,
+    /// Buffers created in the last repetition.
+    pub buffers_created: u64,
+    /// When each piece of the last repetition came, in seconds from its beginning: one token, or those of one submission.
+    #[serde(skip)]
+    pub piece_seconds: Vec<f64>,
 }
 
 /// Measures one case `repetitions` times after a warm-up, with [`GenerateOptions::tokens_per_submit`] as given. The
@@ -396,13 +401,16 @@ pub async fn measure(
         Phase::Decode => (1, 1 + n_tokens, 1 + n_tokens),
     };
     let device = session.model().device().clone();
-    let mut rates = Vec::new();
+    let (mut rates, mut piece_seconds) = (Vec::new(), Vec::new());
     let mut before = device.counters();
     for run in 0..=repetitions {
         session.truncate(depth);
         before = if run == repetitions { device.counters() } else { before };
         let prompt = &ids[depth..depth + n_prompt];
-        let [prefill, decode] = generate(session, prompt, n_generated, tokens_per_submit).await?;
+        piece_seconds.clear();
+        let start = Instant::now();
+        let on_piece = || piece_seconds.push(start.elapsed().as_secs_f64());
+        let [prefill, decode] = generate_each(session, prompt, n_generated, tokens_per_submit, on_piece).await?;
         // The first run compiles pipelines and allocates.
         if run > 0 {
             rates.push(if phase == Phase::Prefill { prefill } else { decode });
@@ -439,6 +447,8 @@ pub async fn measure(
         flop_per_token,
         bandwidth_share: bytes_per_token * tokens_per_second.median / probes.copy_bytes_per_second,
         flop_share: flop_per_token * tokens_per_second.median / probes.flop_per_second,
+        buffers_created: counters.buffers_created,
+        piece_seconds,
     })
 }
 
@@ -487,10 +497,22 @@ async fn generate(
     n_generated: usize,
     tokens_per_submit: Option<u32>,
 ) -> Result<[f64; 2], Error> {
+    generate_each(session, prompt, n_generated, tokens_per_submit, || ()).await
+}
+
+/// As [`generate`]; `on_piece` is called for each piece.
+async fn generate_each(
+    session: &mut Session,
+    prompt: &[u32],
+    n_generated: usize,
+    tokens_per_submit: Option<u32>,
+    mut on_piece: impl FnMut(),
+) -> Result<[f64; 2], Error> {
     let options = GenerateOptions { ignore_eos: true, tokens_per_submit, ..GenerateOptions::greedy(n_generated) };
     let mut generation = session.generate_ids(prompt, &options)?;
     while let Some(piece) = generation.next().await {
         piece?;
+        on_piece();
     }
     Ok([generation.prefill().rate(), generation.decode().rate()])
 }

@@ -4,9 +4,9 @@ use std::io::{self, Write};
 
 use clap::Args;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tilewright::bench::shapes::SIZES;
-use tilewright::{LoadOptions, MemoryPlan, WeightType};
+use tilewright::{Device, Error, LoadOptions, MemoryPlan, WeightType};
 
 use super::super::{DeviceArgs, Failure, print_json, show_bytes};
 use super::FormatArgs;
@@ -20,10 +20,10 @@ const WEIGHTS: [WeightType; 6] =
 #[derive(Args)]
 pub struct MemoryBenchArgs {
     /// Positions that the cache has room for.
-    #[arg(long, default_value_t = 4096, value_name = "N")]
+    #[arg(long, default_value_t = USUAL_CTX, value_name = "N")]
     ctx: u32,
     /// What matrices are stored as: f32, f16, q8_0, q6_k, q4_k, q4_0.
-    #[arg(long, value_delimiter = ',', default_value = "f32,f16,q8_0,q4_k", value_parser = parse_weight, value_name = "TYPE,..")]
+    #[arg(long, value_delimiter = ',', default_values_t = USUAL_WEIGHTS, value_parser = parse_weight, value_name = "TYPE,..")]
     weights: Vec<WeightType>,
     #[command(flatten)]
     precision: PrecisionArgs,
@@ -48,26 +48,45 @@ struct MemoryRow {
     total_bytes: u64,
 }
 
-pub fn bench(args: &MemoryBenchArgs) -> Result<(), Failure> {
-    let device = args.device.open()?;
-    let PrecisionArgs { kv_type, exact } = args.precision;
-    let target = device.model_target(exact);
-    let options = LoadOptions { context_length: Some(args.ctx), kv_type, exact, ..LoadOptions::default() };
+/// Positions that a cache has room for where nothing else is said, and what matrices are stored as.
+const USUAL_CTX: u32 = 4096;
+const USUAL_WEIGHTS: [WeightType; 4] = [WeightType::F32, WeightType::F16, WeightType::Q8_0, WeightType::Q4_K];
+
+fn rows_of(device: &Device, weights: &[WeightType], options: &LoadOptions<'_>) -> Result<Vec<MemoryRow>, Error> {
+    let target = device.model_target(options.exact);
     let mut rows = Vec::new();
     for shape in &SIZES {
-        for &weight in &args.weights {
-            let plan = shape.plan(&target, weight, &options)?;
+        for &weight in weights {
+            let plan = shape.plan(&target, weight, options)?;
             rows.push(MemoryRow { model: shape.name, weights: weight.name(), plan, total_bytes: plan.total_bytes() });
         }
     }
+    Ok(rows)
+}
+
+fn told(device: &Device, options: &LoadOptions<'_>, rows: &[MemoryRow]) -> Value {
+    json!({
+        "bench": "memory",
+        "device": device.info(),
+        "context_length": options.context_length,
+        "kv_type": options.kv_type.name(),
+        "rows": rows,
+    })
+}
+
+/// The table as it is without any arguments.
+pub fn usual(device: &Device) -> Result<Value, Error> {
+    let options = LoadOptions { context_length: Some(USUAL_CTX), ..LoadOptions::default() };
+    Ok(told(device, &options, &rows_of(device, &USUAL_WEIGHTS, &options)?))
+}
+
+pub fn bench(args: &MemoryBenchArgs) -> Result<(), Failure> {
+    let device = args.device.open()?;
+    let PrecisionArgs { kv_type, exact } = args.precision;
+    let options = LoadOptions { context_length: Some(args.ctx), kv_type, exact, ..LoadOptions::default() };
+    let rows = rows_of(&device, &args.weights, &options)?;
     if args.format.json {
-        return print_json(&json!({
-            "bench": "memory",
-            "device": device.info(),
-            "context_length": args.ctx,
-            "kv_type": kv_type.name(),
-            "rows": rows,
-        }));
+        return print_json(&told(&device, &options, &rows));
     }
     let mut out = io::stdout().lock();
     if args.format.csv {
