@@ -65,6 +65,9 @@ async function bundlePage(out) {
   await esbuild.build({ ...COMMON, ...modules, outdir: out, entryPoints: scripts("main") });
   await esbuild.build({ ...COMMON, format: "iife", outdir: out, entryPoints: scripts("theme", "sw") });
   await esbuild.build({ ...COMMON, outdir: out, entryPoints: [join(repository, "www/style.css")] });
+  // Two files without any others: a report has them in it.
+  const dashboard = ["ts", "css"].map((ext) => join(repository, `www/dashboard/dashboard.${ext}`));
+  await esbuild.build({ ...COMMON, format: "iife", outdir: out, entryPoints: dashboard });
 }
 
 const [what, out] = process.argv.slice(2);
