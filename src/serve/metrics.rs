@@ -9,7 +9,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-use super::models::Models;
+use super::models::{Loaded, Models};
+use crate::counters::Counters;
+use crate::device::Device;
 use crate::engine::{EngineStats, Usage};
 
 /// Names and values of a measure's labels.
@@ -22,6 +24,15 @@ type Times = Family<Labels<1>, Histogram, fn() -> Histogram>;
 
 fn times() -> Times {
     Family::new_with_constructor(|| Histogram::new(SECONDS))
+}
+
+/// Where a model is.
+fn device_of(loaded: &Loaded) -> &Device {
+    match loaded {
+        Loaded::Decoder(decoder) => decoder.model().device(),
+        Loaded::Embedder(embedder) => embedder.device(),
+        Loaded::Reranker(reranker) => reranker.device(),
+    }
 }
 
 fn of_model(model: &str) -> Labels<1> {
@@ -41,7 +52,12 @@ const NOW: [(&str, &str, Read); 5] = [
 ];
 
 /// Numbers of an engine since its model was loaded.
-const SINCE: [(&str, &str, Read); 7] = [
+const SINCE: [(&str, &str, Read); 10] = [
+    ("engine_prompt_tokens", "Tokens of prompts that were computed", |stats| stats.prompt_tokens),
+    ("engine_cached_tokens", "Tokens of prompts that an earlier sequence had computed", |stats| stats.cached_tokens),
+    ("engine_generated_tokens", "Tokens that were generated, also of answers that are not over", |stats| {
+        stats.generated_tokens
+    }),
     ("engine_submitted", "Requests that the engine took", |stats| stats.n_submitted),
     ("engine_refused", "Requests that were refused because the queue was full", |stats| stats.n_refused),
     ("engine_finished", "Texts that ended by themselves", |stats| stats.n_finished),
@@ -49,6 +65,20 @@ const SINCE: [(&str, &str, Read); 7] = [
     ("engine_failed", "Texts that ended with an error", |stats| stats.n_failed),
     ("engine_decode_passes", "Passes that computed a token of each running sequence", |stats| stats.n_decode_passes),
     ("engine_prompt_passes", "Passes over a part of a prompt", |stats| stats.n_prompt_passes),
+];
+
+/// Reads a count of a device.
+type ReadDevice = fn(&Counters) -> u64;
+
+/// Numbers of a device since it was opened. Models of one device have the same.
+const OF_DEVICE: [(&str, &str, ReadDevice); 7] = [
+    ("device_dispatches", "Kernels run", |counters| counters.dispatches),
+    ("device_submits", "Submissions to a GPU, or recordings that the CPU ran", |counters| counters.submits),
+    ("device_uploaded_bytes", "Bytes written by the host", |counters| counters.bytes_uploaded),
+    ("device_read_bytes", "Bytes read back by the host", |counters| counters.bytes_read),
+    ("device_buffers_created", "Buffers created", |counters| counters.buffers_created),
+    ("pool_hits", "Buffers that the pool had", |counters| counters.pool_hits),
+    ("pool_misses", "Buffers that had to be created for the pool", |counters| counters.pool_misses),
 ];
 
 /// What is measured.
@@ -64,6 +94,7 @@ pub struct Metrics {
     loaded: Family<Labels<1>, Gauge>,
     now: Vec<Family<Labels<1>, Gauge>>,
     since: Vec<Family<Labels<1>, Counter<u64, AtomicU64>>>,
+    of_device: Vec<Family<Labels<1>, Counter<u64, AtomicU64>>>,
 }
 
 fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
@@ -98,6 +129,7 @@ impl Metrics {
         let loaded = register(all, "model_loaded", "Whether a model is loaded", Family::default());
         let now = NOW.map(|(name, help, _)| register(all, name, help, Family::default()));
         let since = SINCE.map(|(name, help, _)| register(all, name, help, Family::default()));
+        let of_device = OF_DEVICE.map(|(name, help, _)| register(all, name, help, Family::default()));
         Metrics {
             registry,
             requests,
@@ -110,6 +142,7 @@ impl Metrics {
             loaded,
             now: now.into(),
             since: since.into(),
+            of_device: of_device.into(),
         }
     }
 
@@ -162,6 +195,11 @@ impl Metrics {
             for (kind, bytes) in kinds {
                 let labels = [("model", entry.name().to_owned()), ("kind", kind.to_owned())];
                 self.memory.get_or_create(&labels).set(bytes.try_into().unwrap_or(i64::MAX));
+            }
+            if let Some(counters) = entry.loaded().map(|loaded| device_of(&loaded).counters()) {
+                for ((_, _, read), counter) in OF_DEVICE.iter().zip(&self.of_device) {
+                    counter.get_or_create(&labels).inner().store(read(&counters), Ordering::Relaxed);
+                }
             }
             let Some(stats) = entry.stats() else { continue };
             for ((_, _, read), gauge) in NOW.iter().zip(&self.now) {
