@@ -125,7 +125,14 @@ function facts(readings: readonly Reading[]): Node[] {
   const [hits, misses] = [of("tilewright_pool_hits_total"), of("tilewright_pool_misses_total")];
   const [cached, computed] = [of("tilewright_engine_cached_tokens_total"), of("tilewright_engine_prompt_tokens_total")];
   const passes = of("tilewright_engine_decode_passes_total");
+  const first = readings.length > 1 ? readings.at(-1 - WINDOW) ?? readings[0] : undefined;
+  const times = (name: string): string => {
+    const found = [0.5, 0.95, 0.99].flatMap((share) => quantile(first, last, name, share) ?? []);
+    return found.map(time).join(" / ");
+  };
   const rows: [string, string][] = [
+    ["First token, p50 / p95 / p99 of the last minute", times(FIRST)],
+    ["Between tokens, p50 / p95 / p99 of the last minute", times(BETWEEN)],
     ["Connections", String(of("tilewright_connections"))],
     ...[...by(last, "tilewright_http_requests_total", "status")].map(([status, n]): [string, string] => [`Answers with status ${status}`, n.toLocaleString("en")]),
     ["Sequences of a pass, on average", passes > 0 ? digits(of("tilewright_engine_generated_tokens_total") / passes) : ""],
