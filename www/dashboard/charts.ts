@@ -8,8 +8,8 @@ export const hue = (n: number): string => `hue-${n % HUES}`;
 
 /** A number with the digits that matter. */
 export const digits = (value: number, n = 3): string => {
-  const isSmall = value !== 0 && Math.abs(value) < 1e-3;
-  return isSmall ? value.toExponential(1) : value.toLocaleString("en", { maximumSignificantDigits: Math.abs(value) >= 10 ** n ? 21 : n, maximumFractionDigits: 6 });
+  if (value !== 0 && Math.abs(value) < 1e-3) return value.toExponential(1);
+  return value.toLocaleString("en", Math.abs(value) >= 10 ** n ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: n });
 };
 const UNITS: readonly (readonly [number, string])[] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 /** A number with the prefix of its thousands, in front of a unit: 3.2 G, 15 M. */
@@ -208,6 +208,8 @@ export interface LineOptions {
   readonly log2?: boolean;
   readonly show: (value: number) => string;
   readonly showX?: (value: number) => string;
+  /** What plain numbers are. */
+  readonly nameX?: string;
   readonly dots?: boolean;
   readonly logY?: boolean;
 }
@@ -235,7 +237,7 @@ export function lines(xs: readonly number[], all: readonly Line[], options: Line
         { ...axis, size: 66, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : options.show(tick))) },
       ],
       series: [
-        options.isTime ? {} : { label: "", value: (_, value) => (value === null ? "" : showX(value)) },
+        options.isTime ? {} : { label: options.nameX ?? "", value: (_, value) => (value === null ? "" : showX(value)) },
         ...all.map(({ label }, i) => ({
           label, stroke: coloured(hue(i), figure), width: 2, spanGaps: true, points: { show: options.dots ?? false, size: 6 },
           value: (_: uPlot, value: number | null) => (value === null ? "" : options.show(value)),

@@ -193,7 +193,7 @@ function tokens({ model }: Data): Node[] | undefined {
     const all = pieces.map(({ test, seconds }) => ({ label: test, values: xs.map((_, i) => (i === 0 || seconds[i] === undefined ? null : seconds[i] - (seconds[i - 1] ?? 0))) }));
     nodes.push(
       make("h3", {}, "From one token to the next"),
-      lines(xs, all, { label: "Time from one token to the next, by their number", show: time, showX: (value) => digits(value) }).element,
+      lines(xs, all, { label: "Time from one token to the next, by their number", show: time, nameX: "token" }).element,
       numbers(["Test", "Median", "Highest"], all.map(({ label, values }) => {
         const sorted = values.filter((value) => value !== null).sort((a, b) => a - b);
         return [label, time(sorted[Math.floor(sorted.length / 2)] ?? 0), time(sorted.at(-1) ?? 0)];
@@ -233,14 +233,19 @@ function memory({ model, memory }: Data): Node[] | undefined {
   if (plans.length === 0) return undefined;
   const parts = (plan: (typeof plans)[number]): number[] => [plan.weights_bytes, plan.cache_bytes, plan.activations_bytes];
   const total = (plan: (typeof plans)[number]): number => parts(plan).reduce((sum, bytes) => sum + bytes, 0);
-  const context = memory === undefined ? [] : [make("p", { className: "help" }, `Models by size: one session of ${memory.context_length.toLocaleString("en")} tokens, keys and values in ${memory.kv_type}; each strip is as long as its own total.`)];
+  const own = model?.memory === undefined ? [] : [legend(KINDS), ...plans.slice(0, 1).map((plan) => strip(
+    `${plan.name}: ${formatBytes(total(plan))}`, parts(plan).map((value, i) => ({ label: KINDS[i] ?? "", value, text: formatBytes(value), hue: i })),
+  ))];
+  const types = [...new Set(memory?.rows.map(({ weights }) => weights))];
+  const bySize = memory === undefined ? [] : [
+    make("h3", {}, "Models by size and type of their weights"),
+    legend(types),
+    bars(memory.rows.map((row) => ({ label: `${row.model}, ${row.weights}`, value: row.total_bytes, text: formatBytes(row.total_bytes), hue: types.indexOf(row.weights) })), { log: true }),
+    make("p", { className: "help" }, `One session of ${memory.context_length.toLocaleString("en")} tokens, keys and values in ${memory.kv_type}. Lengths are logarithms.`),
+  ];
   return [
-    legend(KINDS),
-    ...plans.slice(0, model?.memory === undefined ? 0 : 1).map((plan) => strip(`${plan.name}: ${formatBytes(total(plan))}`, parts(plan).map((value, i) => ({ label: KINDS[i] ?? "", value, text: formatBytes(value), hue: i })))),
-    ...context,
-    ...(memory === undefined ? [] : [bars(memory.rows.map((row, i) => ({
-      label: `${row.model}, ${row.weights}`, value: row.total_bytes, text: formatBytes(row.total_bytes), hue: i % new Set(memory.rows.map(({ weights }) => weights)).size,
-    })), { log: true })]),
+    ...own,
+    ...bySize,
     numbers(["Model", ...KINDS, "All"], plans.map((plan) => [plan.name, ...parts(plan).map(formatBytes), formatBytes(total(plan))])),
   ];
 }
@@ -256,7 +261,7 @@ function scaling({ serve, embed }: Data): Node[] | undefined {
     if (xs.length < 2) return;
     nodes.push(
       make("h3", {}, title),
-      lines(xs, [{ label: "of the first", values: rates.map((rate) => rate / first) }], { label, log2: true, show, dots: true }).element,
+      lines(xs, [{ label: "of the first", values: rates.map((rate) => rate / first) }], { label, log2: true, show, dots: true, nameX: "at once" }).element,
       numbers(["At once", unit, "Of the first", "For each"], xs.map((x, i) => {
         const ratio = (rates[i] ?? 0) / first;
         return [String(x), digits(rates[i] ?? 0), show(ratio), percent((ratio * (xs[0] ?? 1)) / x)];
@@ -270,6 +275,8 @@ function scaling({ serve, embed }: Data): Node[] | undefined {
   return nodes.length === 0 ? undefined : nodes;
 }
 
+/** Amounts are small. */
+const dollars = (value: number): string => value.toLocaleString("en", { maximumSignificantDigits: 3 });
 const load = ({ concurrency, rate }: ServeRow): string => (concurrency === undefined ? `${rate ?? ""}/s` : `${concurrency} at once`);
 
 function waiting({ serve }: Data): Node[] | undefined {
@@ -282,7 +289,7 @@ function waiting({ serve }: Data): Node[] | undefined {
     { label: "between tokens, p50", values: rows.map((row) => row.between_tokens_seconds.p50) },
     { label: "between tokens, p99", values: rows.map((row) => row.between_tokens_seconds.p99) },
   ].map(({ label, values }) => ({ label, values: values.map((value) => (value > 0 ? value : null)) })),
-  { label: "Waiting times by requests at once", log2: true, logY: true, show: time, dots: true }).element];
+  { label: "Waiting times by requests at once", log2: true, logY: true, show: time, dots: true, nameX: "at once" }).element];
   const cost = serve.rows.some(({ cost }) => cost);
   return [
     ...chart,
@@ -290,18 +297,18 @@ function waiting({ serve }: Data): Node[] | undefined {
       serve.rows.map((row) => [
         load(row), ...[row.n_answered, row.n_refused, row.n_failed].map(String), digits(row.tokens_per_second),
         row.server ? digits(row.server.tokens_per_decode_pass) : "", three(row.first_token_seconds), three(row.between_tokens_seconds), three(row.request_seconds),
-        ...(cost ? [row.cost ? digits(row.cost.per_1000_requests) : "", row.cost ? digits(row.cost.per_million_tokens) : ""] : []),
+        ...(cost ? [row.cost ? dollars(row.cost.per_1000_requests) : "", row.cost ? dollars(row.cost.per_million_tokens) : ""] : []),
       ])),
   ];
 }
 
-function mixtures({ mol }: Data, title: string, of: (row: { flop: number; seconds: number }) => number, show: (value: number) => string): Node[] | undefined {
+function mixtures({ mol }: Data, log: boolean, of: (row: { flop: number; seconds: number }) => number, show: (value: number) => string): Node[] | undefined {
   if (mol === undefined || mol.tables.length === 0) return undefined;
   const names = [...new Set(mol.tables.flatMap(({ rows }) => rows.map(({ operation }) => operation)))];
   return [legend(names), ...mol.tables.flatMap(({ shape, rows }) => [
     make("h3", {}, `${shape.query_components} × ${shape.item_components} components of ${shape.dim}, ${shape.n_queries} queries`),
-    bars(rows.map((row) => ({ label: row.operation, value: of(row), text: show(of(row)), hue: names.indexOf(row.operation) })), { log: true }),
-  ]), make("p", { className: "help" }, title)];
+    bars(rows.map((row) => ({ label: row.operation, value: of(row), text: show(of(row)), hue: names.indexOf(row.operation) })), { log }),
+  ]), ...(log ? [make("p", { className: "help" }, "Lengths are logarithms.")] : [])];
 }
 
 /** The name of a search, with what it was given. */
@@ -361,8 +368,8 @@ export const PANELS: readonly Panel[] = [
   { id: "memory", title: "Memory", help: "By the plan that loading follows.", command: "tilewright bench memory --json", draw: memory },
   { id: "scaling", title: "Scaling", help: "How the rate grows with what is computed together.", command: "tilewright bench serve MODEL --json", draw: scaling },
   { id: "waiting", title: "Waiting times under load", help: "What clients of a server wait for.", command: "tilewright bench serve MODEL --json", draw: waiting },
-  { id: "mol-time", title: "Mixtures of logits: time", help: "A mixture, the same in separate kernels, and a scan of dot products over as many bytes.", command: "tilewright bench mol --json", draw: (data) => mixtures(data, "Lengths are logarithms.", ({ seconds }) => seconds, time) },
-  { id: "mol-flop", title: "Mixtures of logits: operations a second", help: "The same runs by what they compute.", command: "tilewright bench mol --json", draw: (data) => mixtures(data, "Lengths are logarithms.", ({ flop, seconds }) => rate(flop, seconds), (value) => `${prefixed(value)}FLOP/s`) },
+  { id: "mol-time", title: "Mixtures of logits: time", help: "A mixture, the same in separate kernels, and a scan of dot products over as many bytes.", command: "tilewright bench mol --json", draw: (data) => mixtures(data, true, ({ seconds }) => seconds, time) },
+  { id: "mol-flop", title: "Mixtures of logits: operations a second", help: "The same runs by what they compute.", command: "tilewright bench mol --json", draw: (data) => mixtures(data, false, ({ flop, seconds }) => rate(flop, seconds), (value) => `${prefixed(value)}FLOP/s`) },
   { id: "recall", title: "Time against recall", help: "Searches by mixtures of logits, with more and more candidates.", command: "tilewright bench mol --weights mol.safetensors --json", draw: recall },
   { id: "tuner", title: "What tuning gains", help: "The fastest way of each product against the usual one, in time.", command: "tilewright tune --model MODEL --json", draw: tuner },
 ];
