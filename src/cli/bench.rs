@@ -272,8 +272,11 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
             "timeline": timeline.as_ref().map(told),
         });
         let Some((page, given)) = page.zip(given) else { return print_json(&value) };
-        let shapes = if args.quick { QUICK_SHAPES } else { Shapes { dim: 2048, n_prompt: 128, n_cached: 1024 } };
-        let kernels = Kernels::measure(&device, shapes, probes.clone(), &[10, 50, 100])?.told(&device);
+        let (shapes, texts): (_, &[usize]) = match args.quick {
+            true => (Shapes { dim: 512, n_prompt: 32, n_cached: 256 }, &[10]),
+            false => (Shapes { dim: 2048, n_prompt: 128, n_cached: 1024 }, &[10, 50, 100]),
+        };
+        let kernels = Kernels::measure(&device, shapes, probes.clone(), texts, args.quick)?.told(&device);
         let memory = memory::usual(&device)?;
         return page.write(&[&[value, kernels, memory][..], &given].concat());
     }
@@ -288,9 +291,6 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// Shapes that take seconds.
-const QUICK_SHAPES: Shapes = Shapes { dim: 512, n_prompt: 32, n_cached: 256 };
-
 /// What `bench kernels` measures.
 struct Kernels {
     shapes: Shapes,
@@ -302,9 +302,15 @@ struct Kernels {
 }
 
 impl Kernels {
-    fn measure(device: &Device, shapes: Shapes, probes: Probes, texts: &[usize]) -> Result<Kernels, Failure> {
+    fn measure(
+        device: &Device,
+        shapes: Shapes,
+        probes: Probes,
+        texts: &[usize],
+        quick: bool,
+    ) -> Result<Kernels, Failure> {
         let reads = pollster::block_on(Reads::measure(device))?;
-        let rows = pollster::block_on(bench::kernels::measure(device, &shapes, &probes))?;
+        let rows = pollster::block_on(bench::kernels::measure(device, &shapes, &probes, quick))?;
         let context = texts.iter().max().copied().unwrap_or(0).max(1) as u32;
         let model = load(None, device, LoadOptions { context_length: Some(context), ..LoadOptions::default() })?;
         let mut session = model.session()?;
@@ -332,7 +338,7 @@ fn bench_kernels(args: &KernelBenchArgs) -> Result<(), Failure> {
     shapes.check()?;
     let device = args.device.open()?;
     let probes = pollster::block_on(Probes::measure(&device))?;
-    let measured = Kernels::measure(&device, shapes, probes, &args.texts)?;
+    let measured = Kernels::measure(&device, shapes, probes, &args.texts, false)?;
     if args.format.json {
         return print_json(&measured.told(&device));
     }
