@@ -4,6 +4,7 @@
 
 import assert from "node:assert/strict";
 import { mkdirSync, readFileSync } from "node:fs";
+import { createRequire } from "node:module";
 import { join } from "node:path";
 import { after, afterEach, before, test } from "node:test";
 
@@ -16,6 +17,8 @@ const PANELS = ["summary", "roofline", "intensity", "bandwidth", "throughput", "
 const recorded = readFileSync(join(repository, "tests/data/dashboard/llvmpipe.json"), "utf8");
 const data = JSON.parse(recorded);
 const part = (bench) => data.parts.find((part) => part.bench === bench);
+
+const axe = readFileSync(createRequire(join(repository, "npm/package.json")).resolve("axe-core/axe.min.js"), "utf8");
 
 let server;
 let chromium;
@@ -48,6 +51,13 @@ async function open(url) {
   return page;
 }
 
+/** What axe finds wrong. It is evaluated by the driver, which the page's policy does not bind. */
+async function violations(page) {
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => axe.run(document, { resultTypes: ["violations"] }));
+  return violations.flatMap(({ id, nodes }) => nodes.map(({ target }) => `${id}: ${target.join(" ")}`));
+}
+
 const states = (page) => page.evaluate((ids) => ids.map((id) => document.getElementById(`panel-${id}`).dataset.state), PANELS);
 const openFile = (page, name, text) => page.setInputFiles("#open", { name, mimeType: "application/json", buffer: Buffer.from(text) });
 
@@ -75,10 +85,12 @@ test("recorded data fills every panel, with the numbers that it has", limited, a
   // Lines are drawn.
   assert.ok(await page.locator("#panel-scaling .uplot canvas").count() > 0);
   assert.deepEqual(page.problems, []);
+  assert.deepEqual(await violations(page), []);
   await shot(page, "light");
   await page.emulateMedia({ colorScheme: "dark" });
   await page.setViewportSize({ width: 390, height: 800 });
   await page.waitForFunction(() => document.documentElement.scrollWidth <= innerWidth);
+  assert.deepEqual(await violations(page), []);
   await shot(page, "dark-narrow");
 });
 

@@ -141,5 +141,5 @@ function facts(readings: readonly Reading[]): Node[] {
     ["Buffers that the pool had", share(hits, hits + misses)],
     ...[...by(last, "tilewright_memory_bytes", "kind")].map(([kind, bytes]): [string, string] => [`Memory, ${kind}`, formatBytes(bytes)]),
   ];
-  return [table(["", "Now"], rows.filter(([, value]) => value !== ""))];
+  return [table(["What", "Now"], rows.filter(([, value]) => value !== ""))];
 }

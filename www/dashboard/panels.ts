@@ -75,7 +75,7 @@ function summary(data: Data): Node[] | undefined {
     const verdict = make("span", { className: met === undefined ? "verdict" : met ? "verdict met" : "verdict missed" }, met === undefined ? "no data" : met ? "met" : "missed");
     return make("tr", {}, make("th", { scope: "row" }, what), make("td", {}, target), make("td", {}, value === undefined ? "" : show(value)), make("td", {}, verdict));
   });
-  const head = make("tr", {}, ...["", "Target", "Measured", ""].map((name) => make("th", { scope: "col" }, name)));
+  const head = make("tr", {}, ...["What", "Target", "Measured", "Verdict"].map((name) => make("th", { scope: "col" }, name)));
   return [make("div", { className: "scroll", tabIndex: 0 }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)))];
 }
 
