@@ -62,6 +62,8 @@ pub struct EngineStats {
     pub n_decode_passes: u64,
     /// Passes over a part of a prompt.
     pub n_prompt_passes: u64,
+    /// Microseconds in steps; on a GPU with the waiting for it.
+    pub busy_micros: u64,
     /// Pages of the cache.
     pub n_pages: usize,
     /// Pages that hold nothing.

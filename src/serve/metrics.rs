@@ -95,6 +95,7 @@ pub struct Metrics {
     now: Vec<Family<Labels<1>, Gauge>>,
     since: Vec<Family<Labels<1>, Counter<u64, AtomicU64>>>,
     of_device: Vec<Family<Labels<1>, Counter<u64, AtomicU64>>>,
+    busy: Family<Labels<1>, Counter<f64, AtomicU64>>,
 }
 
 fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
@@ -129,6 +130,9 @@ impl Metrics {
         let loaded = register(all, "model_loaded", "Whether a model is loaded", Family::default());
         let now = NOW.map(|(name, help, _)| register(all, name, help, Family::default()));
         let since = SINCE.map(|(name, help, _)| register(all, name, help, Family::default()));
+        let busy = Family::<Labels<1>, Counter<f64, AtomicU64>>::default();
+        let help = "Time in steps of the engine, on a GPU with the waiting for it";
+        all.register_with_unit("engine_busy", help, Unit::Seconds, busy.clone());
         let of_device = OF_DEVICE.map(|(name, help, _)| register(all, name, help, Family::default()));
         Metrics {
             registry,
@@ -143,6 +147,7 @@ impl Metrics {
             now: now.into(),
             since: since.into(),
             of_device: of_device.into(),
+            busy,
         }
     }
 
@@ -202,6 +207,8 @@ impl Metrics {
                 }
             }
             let Some(stats) = entry.stats() else { continue };
+            let seconds = stats.busy_micros as f64 / 1e6;
+            self.busy.get_or_create(&labels).inner().store(seconds.to_bits(), Ordering::Relaxed);
             for ((_, _, read), gauge) in NOW.iter().zip(&self.now) {
                 gauge.get_or_create(&labels).set(read(&stats).try_into().unwrap_or(i64::MAX));
             }

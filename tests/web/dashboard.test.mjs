@@ -144,6 +144,7 @@ tilewright_engine_decode_passes_total{model="a \\"b\\""} ${4 * n}
 tilewright_time_between_tokens_seconds_bucket{le="0.01",model="m"} 0
 tilewright_time_between_tokens_seconds_bucket{le="0.025",model="m"} ${9 * n}
 tilewright_time_between_tokens_seconds_bucket{le="+Inf",model="m"} ${9 * n}
+tilewright_engine_busy_seconds_total{model="m"} 3
 tilewright_cache_pages{model="m"} 100
 tilewright_cache_free_pages{model="m"} 60
 tilewright_cache_kept_pages{model="m"} 15
@@ -171,6 +172,7 @@ test("measures of a server are read again and again, with a key where it asks fo
   assert.equal(facts["Pages of the cache in use"], "25 % of 100");
   assert.equal(facts["Prompt tokens that were computed before"], "25 %");
   assert.equal(facts["Answers with status 429"], "7");
+  assert.equal(facts["Time that engines computed, last minute"], "0 %");
   assert.equal(facts["Memory, weights"], "1.5 GB");
   assert.equal(await page.locator("#live .uplot").count(), 4);
   // All tokens came between 10 and 25 ms after the one before.

@@ -133,6 +133,7 @@ function facts(readings: readonly Reading[]): Node[] {
   const rows: [string, string][] = [
     ["First token, p50 / p95 / p99 of the last minute", times(FIRST)],
     ["Between tokens, p50 / p95 / p99 of the last minute", times(BETWEEN)],
+    ["Time that engines computed, last minute", first === undefined ? "" : percent(rate(first, last, "tilewright_engine_busy_seconds_total"))],
     ["Connections", String(of("tilewright_connections"))],
     ...[...by(last, "tilewright_http_requests_total", "status")].map(([status, n]): [string, string] => [`Answers with status ${status}`, n.toLocaleString("en")]),
     ["Sequences of a pass, on average", passes > 0 ? digits(of("tilewright_engine_generated_tokens_total") / passes) : ""],
