@@ -27,12 +27,17 @@ fn argmax(
     let start = i % params.n_chunks * params.chunk;
     let end = min(start + params.chunk, params.dim);
     var mine = vec2<u32>(0u, 0u); // below the key of every float
-    for (var c = start + local; c < end; c += WG) {
-        let value = x[row * params.dim + c];
-        if (!is_finite(value)) {
-            mine = vec2<u32>(0xffffffffu, NON_FINITE);
-        } else if (order_key(value) > mine.x) {
-            mine = vec2<u32>(order_key(value), c);
+    // Four at a time, so that none waits for the one before; past the end the last one again.
+    for (var c = start + local; c < end; c += 4u * WG) {
+        let at = min(vec4<u32>(c, c + WG, c + 2u * WG, c + 3u * WG), vec4<u32>(end - 1u));
+        let first = row * params.dim;
+        let values = vec4<f32>(x[first + at.x], x[first + at.y], x[first + at.z], x[first + at.w]);
+        for (var i = 0u; i < 4u; i++) {
+            if (!is_finite(values[i])) {
+                mine = vec2<u32>(0xffffffffu, NON_FINITE);
+            } else if (order_key(values[i]) > mine.x) {
+                mine = vec2<u32>(order_key(values[i]), at[i]);
+            }
         }
     }
     let best_of_chunk = workgroup_best(local, mine);

@@ -34,6 +34,7 @@
 
 const WG: u32 = 64u;
 override ROWS: u32 = 4u; // 1 to 4, and up to 2 of more than 256 columns
+override HEAD_DIM: u32 = 64u; // D: a compiler that knows how long a head is reads all of it ahead
 const COLUMNS: u32 = 64u; // quads of the values
 
 var<workgroup> quads_of_rows: array<vec4<f32>, 256>; // queries side by side, then sums of slices
@@ -46,7 +47,7 @@ fn attention_decode(
     @builtin(local_invocation_index) local: u32,
 ) {
     let kv_head = group_index(group, grid) % params.n_kv_heads;
-    let quads = params.head_dim / 4u;
+    let quads = HEAD_DIM / 4u;
     let n_columns = (quads + COLUMNS - 1u) / COLUMNS;
     let part = group_index(group, grid) / params.n_kv_heads % n_columns * COLUMNS; // its first quad
     let fours = (params.n_heads / params.n_kv_heads + ROWS - 1u) / ROWS;
@@ -159,11 +160,21 @@ fn attention_decode(
         // A tile is summed on its own first: adding keys one by one to a long sum would lose digits.
         var tile = array<vec4<f32>, 4>();
         if (slice < slices) {
-            let n = min(WG, keys.y - start);
-            for (var j = slice; j < n; j += slices) {
-                let value = value_quad(slot_at(own, kv_head, start + j), quad);
-                for (var r = 0u; r < ROWS; r++) {
-                    tile[r] += weights[j][r] * value;
+            // Four at a time, so that none waits for the one before; past the last key that one again, for nothing.
+            let last = min(WG, keys.y - start) - 1u;
+            for (var j = slice; j <= last; j += 4u * slices) {
+                let slot = start + min(vec4<u32>(j, j + slices, j + 2u * slices, j + 3u * slices), vec4<u32>(last));
+                let values = array<vec4<f32>, 4>(
+                    value_quad(slot_at(own, kv_head, slot.x), quad),
+                    value_quad(slot_at(own, kv_head, slot.y), quad),
+                    value_quad(slot_at(own, kv_head, slot.z), quad),
+                    value_quad(slot_at(own, kv_head, slot.w), quad),
+                );
+                for (var i = 0u; i < 4u && j + i * slices <= last; i++) {
+                    let share = weights[j + i * slices];
+                    for (var r = 0u; r < ROWS; r++) {
+                        tile[r] += share[r] * values[i];
+                    }
                 }
             }
         }

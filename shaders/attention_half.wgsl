@@ -60,7 +60,8 @@ override STAGED: u32 = (ROWS + HEAD_DIM + 4u) * STRIDE * (4u / PER);
 var<workgroup> staged: array<Staged, STAGED>;
 // Of a tile, or sums of SIZE columns on their way to `y`.
 var<workgroup> exchange: array<Stored, ROWS * SCORE_STRIDE * (4u / PER)>;
-var<workgroup> grew: atomic<u32>; // whether a score exceeds its row's reference too far
+// Four, for the same reason as in `half_matrix`.
+var<workgroup> grew: array<atomic<u32>, 4>; // whether a score exceeds its row's reference too far
 
 const LOG2_E: f32 = 1.4426950408889634;
 const LIMIT: f32 = 15.0;
@@ -483,7 +484,7 @@ fn attention_half(
         queries.far = eight_queries(local, query, 8u);
     }
     if (local == 0u) {
-        atomicStore(&grew, 0u);
+        atomicStore(&grew[0], 0u);
     }
     var reference = UNSEEN;
     var sum = 0.0; // of the weights that the invocation made
@@ -522,12 +523,12 @@ fn attention_half(
             highest = max(highest, highest_of(quad));
         }
         if (highest > reference + LIMIT) {
-            atomicStore(&grew, 1u);
+            atomicStore(&grew[0], 1u);
         }
-        if (workgroupUniformLoad(&grew) != 0u) {
+        if (workgroupUniformLoad(&grew[0]) != 0u) {
             tell(local, highest);
             if (local == 0u) {
-                atomicStore(&grew, 0u);
+                atomicStore(&grew[0], 0u);
             }
             for (var i = 0u; i < LANES; i++) {
                 highest = max(highest, told(local, i));

@@ -26,18 +26,36 @@ fn attention_merge(
     if (query >= params.n_tokens * params.n_heads) {
         return;
     }
-    let n = n_parts(state[query / params.n_heads * params.row_words + POS]);
+    let last = n_parts(state[query / params.n_heads * params.row_words + POS]) - 1u;
     var highest = LOWEST;
-    for (var p = 0u; p < n; p++) {
-        highest = max(highest, parts[part_start(query, p) + quads].x);
-    }
     var sum = 0.0;
     var acc = vec4<f32>();
-    for (var p = 0u; p < n; p++) {
-        let start = part_start(query, p);
-        let weight = exp(parts[start + quads].x - highest);
-        sum += weight * parts[start + quads].y;
-        acc += weight * parts[start + id % quads];
+    // Four at a time, so that none waits for the one before. Parts past the last one have no weight.
+    for (var p = 0u; p <= last; p += 4u) {
+        let at = min(vec4<u32>(p, p + 1u, p + 2u, p + 3u), vec4<u32>(last));
+        let start = vec4<u32>(
+            part_start(query, at.x), part_start(query, at.y), part_start(query, at.z), part_start(query, at.w),
+        );
+        let totals = array<vec4<f32>, 4>(
+            parts[start.x + quads], parts[start.y + quads], parts[start.z + quads], parts[start.w + quads],
+        );
+        let quad = id % quads;
+        let sums = array<vec4<f32>, 4>(
+            parts[start.x + quad], parts[start.y + quad], parts[start.z + quad], parts[start.w + quad],
+        );
+        var next = highest;
+        for (var i = 0u; i < 4u; i++) {
+            next = max(next, totals[i].x);
+        }
+        let rescale = exp(highest - next);
+        sum *= rescale;
+        acc *= rescale;
+        for (var i = 0u; i < 4u && p + i <= last; i++) {
+            let weight = exp(totals[i].x - next);
+            sum += weight * totals[i].y;
+            acc += weight * sums[i];
+        }
+        highest = next;
     }
     y[id] = acc / sum;
 }

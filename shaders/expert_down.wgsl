@@ -4,8 +4,7 @@
 //
 // over the experts that w has. LANES invocations share four rows of each expert. Dispatch (groups of rows folded over x and y, T in z).
 #weights
-#import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
-#import rows_part
+#import lanes t0=row_lanes t2=row_lanes_subgroup scalar=row_lanes_alone
 #import fold
 
 struct Params {
@@ -21,8 +20,13 @@ struct Params {
 @group(0) @binding(5) var<storage, read_write> y: array<f32>;       // [T, C]
 
 const WG: u32 = 64u;
+const NORM: bool = false; // x is taken as it is
 const BIAS: u32 = 1u;
 const ACCUMULATE: u32 = 2u; // add to what y holds
+
+fn weighed(value: vec4<f32>, quad: u32) -> vec4<f32> {
+    return value;
+}
 
 @compute @workgroup_size(WG)
 fn expert_down(
@@ -34,6 +38,7 @@ fn expert_down(
     let t = group.z;
     // Rows past the end repeat the last one.
     let rows = min(vec4<u32>(n, n + 1u, n + 2u, n + 3u), vec4<u32>(params.n_out - 1u));
+    var squares = 0.0;
     var sum = vec4<f32>();
     for (var s = 0u; s < params.n_used; s++) {
         let slot = t * params.n_used + s;
@@ -43,7 +48,7 @@ fn expert_down(
         if (of_w >= params.n_experts) {
             continue;
         }
-        sum += weight * rows_part(local, of_w * params.n_out + rows, slot);
+        sum += weight * rows_part(local, of_w * params.n_out + rows, slot, &squares);
         if ((params.flags & BIAS) != 0u && local % LANES == 0u) {
             let at = routes[slot].x * params.n_out + rows;
             sum += weight * vec4<f32>(bias[at.x], bias[at.y], bias[at.z], bias[at.w]);

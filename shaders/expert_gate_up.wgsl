@@ -6,7 +6,7 @@
 // its ups, or with APART those of one kind alone: first the gates, whose products wait in y for those of the ups. LANES
 // invocations work four rows of w. Dispatch (groups of rows folded over x and y, T K in z).
 #weights
-#import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
+#import lanes t0=row_lanes t2=row_lanes_subgroup scalar=row_lanes_alone
 #import four_rows
 #import gated
 #import fold

@@ -6,7 +6,7 @@
 // UPS, w has the ups alone, and the gates' products wait in y. LANES invocations work four rows of w for COLUMNS tokens, as in
 // `matvec`. Dispatch (groups of rows folded over x and y, ceil(T / COLUMNS) in z).
 #weights
-#import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
+#import lanes t0=row_lanes t2=row_lanes_subgroup scalar=row_lanes_alone
 #import columns
 #import gated
 #import fold

@@ -4,7 +4,7 @@
 //
 // With UPS, w has the ups alone, and the gates' products wait in y; b has both. Dispatch as `gate_up`.
 #weights
-#import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
+#import lanes t0=row_lanes t2=row_lanes_subgroup scalar=row_lanes_alone
 #import columns
 #import gated
 #import fold

@@ -7,7 +7,7 @@
 // adapters run a workgroup one invocation after the other, where barriers cost most. Dispatch (groups of rows folded over x and y,
 // ceil(T / COLUMNS) in z).
 #weights
-#import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
+#import lanes t0=row_lanes t2=row_lanes_subgroup scalar=row_lanes_alone
 #import linear
 #import columns
 #import fold

@@ -4,7 +4,7 @@
 //
 // see `shared/low_rank.wgsl`. In r stand the columns of inner that belong to row n. Dispatch as `matvec`.
 #weights
-#import lanes t0=lanes t2=lanes_subgroup scalar=lanes_alone
+#import lanes t0=row_lanes t2=row_lanes_subgroup scalar=row_lanes_alone
 #import linear
 #import columns
 #import fold

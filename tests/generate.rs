@@ -32,6 +32,12 @@ fn builtin(device: &Device, context_length: Option<u32>) -> Model {
     Model::from_file(device, ModelFile::builtin().unwrap(), options).unwrap()
 }
 
+/// The same without rounding of activations, where passes of different sizes are compared.
+fn exact_builtin(device: &Device) -> Model {
+    let options = LoadOptions { exact: true, ..LoadOptions::default() };
+    Model::from_file(device, ModelFile::builtin().unwrap(), options).unwrap()
+}
+
 fn collect(mut generation: Generation<'_>) -> (Vec<u32>, String, StopReason) {
     common::collect(&mut generation)
 }
@@ -454,7 +460,8 @@ fn few_rows_of_a_prompts_passes_are_idle() {
         let mut file = ModelFile::builtin().unwrap();
         let ModelShape::Decoder(config) = &mut file.header.shape else { panic!("it continues texts") };
         config.max_seq_len = 560;
-        let model = Model::from_file(&device, file, LoadOptions::default()).unwrap().with_max_pass(512).unwrap();
+        let options = LoadOptions { exact: true, ..LoadOptions::default() };
+        let model = Model::from_file(&device, file, options).unwrap().with_max_pass(512).unwrap();
         let text = model.encode(&"Tom and Mia went to the park. ".repeat(80)).unwrap();
         let mut session = model.session().unwrap();
         let plan = session.plan();

@@ -14,8 +14,10 @@ const DEPTH: u32 = 32u;
 const STRIDE: u32 = 10u; // quads of a staged row; with 8 every other row would begin in the same bank
 
 var<workgroup> sums: array<f32, 4u * SIZE * SIZE>; // a matrix of each subgroup, on its way to y
-var<workgroup> is_any_scaled: atomic<u32>;
-var<workgroup> must_scale: u32;
+// Both of 16 bytes, of which the first 4 are used: matrices load from addresses that are multiples of 16, and NVIDIA's driver
+// places small variables before large ones.
+var<workgroup> is_any_scaled: array<atomic<u32>, 4>;
+var<workgroup> must_scale: vec4<u32>;
 
 // By name, because a compiler that does not unroll a loop over an array of matrices would keep them in memory.
 struct Rights { a: Right, b: Right, c: Right, d: Right }
@@ -78,19 +80,19 @@ fn multiplied(local: u32, before: Products) -> Products {
 // Whether a row of the tile was taken times a power of two, the same for all invocations.
 fn is_scaled(local: u32, m0: u32) -> bool {
     if (local == 0u) {
-        atomicStore(&is_any_scaled, 0u);
+        atomicStore(&is_any_scaled[0], 0u);
     }
     workgroupBarrier();
     for (var row = local; row < ROWS; row += WG) {
         if (inverse[within(m0 + row, params.n_tokens)] != 1.0) {
-            atomicStore(&is_any_scaled, 1u);
+            atomicStore(&is_any_scaled[0], 1u);
         }
     }
     workgroupBarrier();
     if (local == 0u) {
-        must_scale = atomicLoad(&is_any_scaled);
+        must_scale = vec4<u32>(atomicLoad(&is_any_scaled[0]));
     }
-    return workgroupUniformLoad(&must_scale) != 0u;
+    return workgroupUniformLoad(&must_scale).x != 0u;
 }
 
 fn put_sum(local: u32, m: u32, n: u32, sum: Sum) {

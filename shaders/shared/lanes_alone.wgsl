@@ -21,3 +21,8 @@ fn lanes_deal(local: u32, sums: array<vec4<f32>, 8>) -> vec4<f32> {
 fn lanes_deal_numbers(local: u32, numbers: array<f32, 8>) -> f32 {
     return numbers[0];
 }
+
+// Each has read all of x.
+fn workgroup_sum(local: u32, value: f32) -> f32 {
+    return value;
+}

@@ -19,3 +19,15 @@ fn lanes_sum(local: u32, value: vec4<f32>) -> vec4<f32> {
     }
     return sum;
 }
+
+// The sum over the workgroup. All must call it.
+fn workgroup_sum(local: u32, value: f32) -> f32 {
+    let size = subgroupAdd(1u);
+    partial[local].x = subgroupAdd(value);
+    workgroupBarrier();
+    var sum = 0.0;
+    for (var first = 0u; first < WG; first += size) {
+        sum += partial[first].x;
+    }
+    return sum;
+}

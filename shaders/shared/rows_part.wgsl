@@ -1,21 +1,49 @@
+// An invocation's part of the products of four rows of w with one x: LANES of them share the blocks of K.
+//
+// An invocation multiplies whole blocks, and its neighbours the blocks beside. If each read its own part of x, a load would go
+// to as many cache lines as there are invocations: on an H100 that took most of the time. So a workgroup reads CHUNK blocks
+// of x side by side into workgroup memory, where the first quads of all blocks are neighbours, then the second ones, and so on.
+//
+// The importer says by NORM and `weighed` what x is taken times.
 #import row_block
 
-// An invocation's part of the products of four rows of w with one x: LANES of them share the blocks of K.
-fn rows_part(local: u32, rows: vec4<u32>, token: u32) -> vec4<f32> {
+const CHUNK: u32 = 64u;
+const X_STRIDE: u32 = CHUNK + 1u; // odd, so that the quads of a block are in different banks
+override X_QUADS: u32 = 8u * X_STRIDE / COLUMNS; // more columns read x where it is
+var<workgroup> x_quads: array<vec4<f32>, X_QUADS>;
+
+// All invocations must call it. With NORM, adds the squares of what this one read of x.
+fn rows_part(local: u32, rows: vec4<u32>, token: u32, squares: ptr<function, f32>) -> vec4<f32> {
     let row = rows * params.blocks;
     let quads = params.dim / 4u;
     var sum = vec4<f32>();
-    for (var block = local % LANES; block < params.blocks; block += LANES) {
-        var part = array<vec4<f32>, 8>();
-        for (var i = 0u; i < 8u; i++) {
-            part[i] = x_of_row(token, block * 8u + i, quads);
+    for (var first = 0u; first < params.blocks; first += CHUNK) {
+        // Whoever calls it again must not write what others still read.
+        workgroupBarrier();
+        let n_blocks = min(CHUNK, params.blocks - first);
+        for (var i = local; i < n_blocks * 8u; i += WG) {
+            let quad = first * 8u + i;
+            var value = x_of_row(token, quad, quads);
+            if (NORM) {
+                *squares += dot(value, value);
+                value = weighed(value, within_row(quad, quads));
+            }
+            x_quads[i % 8u * X_STRIDE + i / 8u] = value;
         }
-        sum += vec4<f32>(
-            block_dot(row.x + block, part),
-            block_dot(row.y + block, part),
-            block_dot(row.z + block, part),
-            block_dot(row.w + block, part),
-        );
+        workgroupBarrier();
+        for (var at = local % LANES; at < n_blocks; at += LANES) {
+            var part = array<vec4<f32>, 8>();
+            for (var i = 0u; i < 8u; i++) {
+                part[i] = x_quads[i * X_STRIDE + at];
+            }
+            let block = first + at;
+            sum += vec4<f32>(
+                block_dot(row.x + block, part),
+                block_dot(row.y + block, part),
+                block_dot(row.z + block, part),
+                block_dot(row.w + block, part),
+            );
+        }
     }
     return sum;
 }

@@ -262,8 +262,9 @@ pub fn attention_next(
         ..config.params(n_tokens, cached.kind, [slots, cached.capacity])
     };
     let with_sinks = sinks.map(|_| ("SINKS", 1.0));
-    let constants: Vec<_> =
-        [("ROWS", f64::from(rows)), heads.constant()].into_iter().chain(with_sinks).chain(state.constant()).collect();
+    let with_dim = (!is_scalar).then_some(("HEAD_DIM", f64::from(head_dim)));
+    let constants = [("ROWS", f64::from(rows)), heads.constant()].into_iter().chain(with_dim);
+    let constants: Vec<_> = constants.chain(with_sinks).chain(state.constant()).collect();
     let [table, weight] = heads.operands(rec)?;
     let columns = if is_scalar { 1 } else { head_dim.div_ceil(COLUMNS) };
     let [x, y_groups, _] = fold(rec.target(), u64::from(groups) * u64::from(columns) * u64::from(n_tokens));
@@ -461,7 +462,8 @@ fn splits(capacity: u32, groups: u32) -> (u32, u32) {
     const LONGEST: u32 = 256;
     /// Workgroups of 64 that occupy a large GPU.
     const ENOUGH: u32 = 512;
-    (capacity.div_ceil(LONGEST).min(ENOUGH.div_ceil(groups)), TILE)
+    let splits = if capacity > LONGEST { capacity.div_ceil(TILE).min(ENOUGH.div_ceil(groups)) } else { 1 };
+    (splits, TILE)
 }
 
 /// Keys of a tile in the `scalar` tier.

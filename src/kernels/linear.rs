@@ -272,6 +272,12 @@ pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
 
 /// Invocations of a workgroup of `matvec` and `gate_up`.
 const WG: u32 = 64;
+/// Rows that invocations share.
+const ROWS: u32 = 4;
+/// Invocations that share rows at least: they read 128 bytes of a row side by side.
+const LEAST_LANES: u32 = 8;
+/// Invocations that keep a large GPU reading: 132 cores, of an H100, have as many with a quarter of their places.
+const BUSY: u32 = 65_536;
 
 /// How a product with a few tokens is shared out.
 pub(super) struct Lanes {
@@ -324,7 +330,6 @@ impl Lanes {
 
     /// The workgroups for `rows` rows of a matrix, four to each `n` invocations.
     pub fn groups(&self, rows: u32) -> u64 {
-        const ROWS: u32 = 4;
         u64::from(rows.div_ceil(ROWS * WG / self.n))
     }
 
@@ -349,8 +354,12 @@ pub(crate) fn usual(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32)
     }
     match tier_for(target, kernel, Some(w.weight()), rounds(w)) {
         Tier::Scalar => Choice { tier: Tier::Scalar, size: 1 },
-        // As many invocations as there are blocks to share out.
-        tier => Choice { tier, size: w.blocks().next_power_of_two().min(WG) },
+        // Rows share what a workgroup reads of `x`, so only as many invocations share a row as keep a large GPU busy, and no
+        // more than there are blocks to share out.
+        tier => {
+            let wanted = (BUSY / w.rows().div_ceil(ROWS)).next_power_of_two();
+            Choice { tier, size: wanted.clamp(LEAST_LANES, WG).min(w.blocks().next_power_of_two()) }
+        }
     }
 }
 

@@ -757,7 +757,7 @@ fn attend_packed(
 /// One token, with a cache that is cut into parts and with one that is not.
 fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
     let rows = form.get("ROWS").unwrap_or(2);
-    let config = config([2 * rows, 2, 32]);
+    let config = config([2 * rows, 2, form.get("HEAD_DIM").unwrap_or(32)]);
     let AttentionConfig { n_heads, n_kv_heads, head_dim, .. } = config;
     let table = form.device.upload("table", &[1200, 8, 2], &rope_table(&ROPE, 1200))?;
     let norm = QkNorm::of(form.get("NORM").unwrap_or(0));
@@ -766,7 +766,8 @@ fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
         &[if norm == Some(QkNorm::Whole) { (n_heads + n_kv_heads) * head_dim } else { 2 * head_dim }],
     )?;
     let norm = norm.map(|norm| (norm, &weight, 1e-5));
-    let heads = Heads { n_heads, n_kv_heads, head_dim, first_column: 0, rope: Some((&ROPE, &table)), norm };
+    let rope = (head_dim >= ROPE.rot_dims).then_some((&ROPE, &table));
+    let heads = Heads { n_heads, n_kv_heads, head_dim, first_column: 0, rope, norm };
     // With pages two sequences, one of which has every page but the last.
     let n_tokens = if form.is("PAGED") { 2 } else { 1 };
     let qkv = input(form.device, &[n_tokens, (n_heads + 2 * n_kv_heads) * head_dim])?;

@@ -439,8 +439,8 @@ fn long_work_is_cut_into_dispatches() {
 fn products_are_split_where_it_was_asked_for() {
     let Some(device) = shared::gpu(Some(Tier::Baseline)) else { return };
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
-    let x = declare(&[8, 2048]);
-    let w = Matrix::declare(&device.target(), "w", WeightType::Q4_0, 64, 2048).expect("the matrix is valid");
+    let x = declare(&[8, 4096]);
+    let w = Matrix::declare(&device.target(), "w", WeightType::Q4_0, 64, 4096).expect("the matrix is valid");
     let record = |splits, y: &Tensor| {
         let mut rec = device.recorder();
         kernels::matmul(&mut rec, &Linear { splits, ..Linear::new(&w) }, &x, y)?;

@@ -1,0 +1,3 @@
+// Invocations that share rows, and read x through workgroup memory.
+#import lanes
+#import rows_part

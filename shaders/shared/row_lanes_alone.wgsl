@@ -1,0 +1,3 @@
+// The same for invocations that work alone.
+#import lanes_alone
+#import rows_part_alone
