@@ -437,7 +437,8 @@ fn measures_and_the_document_tell_of_the_endpoints() {
     }
     let dispatches = "tilewright_device_dispatches_total{model=\"story\"} ";
     let dispatches = text.lines().find_map(|line| line.strip_prefix(dispatches)).unwrap();
-    let busy = text.lines().find_map(|line| line.strip_prefix("tilewright_engine_busy_seconds_total{model=\"story\"} "));
+    let busy =
+        text.lines().find_map(|line| line.strip_prefix("tilewright_engine_busy_seconds_total{model=\"story\"} "));
     assert!(busy.unwrap().parse::<f64>().unwrap() > 0.0, "{text}");
     // Five passes of several layers.
     assert!(dispatches.parse::<u64>().unwrap() > 50, "{dispatches}");
