@@ -285,6 +285,12 @@ impl Probes {
     }
 }
 
+/// Bytes of memory that this machine has for a model on its CPU, as far as the system says.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn free_bytes() -> Option<u64> {
+    crate::memory::of_host()
+}
+
 /// What a batch may cost.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub struct Limits {

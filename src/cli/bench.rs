@@ -223,6 +223,8 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     let page = args.html.as_deref().map(|path| html::Page::open(path, &args.page)).transpose()?;
     let given = page.as_ref().map(|_| html::read(&args.with)).transpose()?;
     let device = args.device.open()?;
+    // A GPU's driver does not say.
+    let free_bytes = if device.is_gpu() { None } else { bench::free_bytes() };
     let PrecisionArgs { kv_type, exact } = args.precision;
     let options = LoadOptions { context_length: Some(context), kv_type, exact, ..LoadOptions::default() };
     let model = args.lora.added_to(load(args.model.as_deref(), &device, options)?)?;
@@ -267,7 +269,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
             "probes": probes,
             "rows": rows,
             "memory": model.plan(),
-            "counters": device.counters(),
+            "free_bytes": free_bytes,
             "pieces": pieces,
             "timeline": timeline.as_ref().map(told),
         });

@@ -81,7 +81,7 @@ test("recorded data fills every panel, with the numbers that it has", limited, a
   const tuned = part("tune").rows.map(({ usual, best }) => usual.seconds / best.seconds);
   assert.ok((await text("tuner")).includes(`${Math.max(...tuned).toLocaleString("en", { maximumSignificantDigits: 3 })}×`));
   const verdicts = await page.locator("#panel-summary .verdict").allTextContents();
-  assert.ok(verdicts.length === 9 && verdicts.includes("met") && !verdicts.includes(""), verdicts);
+  assert.ok(verdicts.length === 10 && verdicts.includes("met") && !verdicts.includes(""), verdicts);
   // Lines are drawn.
   assert.ok(await page.locator("#panel-scaling .uplot canvas").count() > 0);
   assert.deepEqual(page.problems, []);

@@ -18,13 +18,13 @@ const kernels = v.object({ bench: v.literal("kernels"), device, probes, reads: v
 
 const modelRow = v.object({
   test: v.string(), phase: v.picklist(["prefill", "decode"]), tokens_per_second: spread,
-  bandwidth_share: v.optional(number), flop_share: v.optional(number),
+  bandwidth_share: v.optional(number), flop_share: v.optional(number), buffers_created: v.optional(number),
 });
 const dispatch = v.object({ kernel: v.string(), variant: v.string(), layer: v.nullable(number), seconds: number });
 const model = v.object({
   bench: v.literal("model"), model: v.string(), device, rows: rows(modelRow),
   memory: v.optional(v.object(plan)),
-  counters: v.optional(v.object({ pool_hits: number, pool_misses: number })),
+  free_bytes: v.nullish(number),
   pieces: v.optional(rows(v.object({ test: v.string(), seconds: rows(number) })), []),
   timeline: v.nullish(v.object({ clock: v.string(), dispatches: rows(dispatch) })),
 });

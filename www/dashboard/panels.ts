@@ -42,27 +42,22 @@ function intensity(rows: readonly KernelRow[]): number | undefined {
   return bytes > 0 ? flop / bytes : undefined;
 }
 
-/** Where a share of all requests for buffers was served by buffers given back. */
-const poolHits = (data: Data): number | undefined => {
-  const counters = data.model?.counters;
-  const all = counters === undefined ? 0 : counters.pool_hits + counters.pool_misses;
-  return counters === undefined || all === 0 ? undefined : counters.pool_hits / all;
-};
-
 function summary(data: Data): Node[] | undefined {
   const { model, kernels, serve, embed } = data;
   if (model === undefined && kernels === undefined && serve === undefined && embed === undefined) return undefined;
-  const decode = model?.rows.find(({ phase }) => phase === "decode")?.bandwidth_share;
+  const decoding = model?.rows.find(({ phase }) => phase === "decode");
   const prompt = model?.rows.find(({ phase }) => phase === "prefill")?.flop_share;
   const ai = kernels === undefined ? undefined : intensity(kernels.rows);
+  const used = model?.memory === undefined || !model.free_bytes ? undefined : Object.values(model.memory).reduce((sum, bytes) => sum + bytes, 0) / model.free_bytes;
   const [few] = serve?.rows ?? [];
   const known = serve?.rows.reduce((sum, row) => ({ all: sum.all + row.prompt_tokens, cached: sum.cached + row.cached_tokens }), { all: 0, cached: 0 });
   const vectors = embed?.rows[0]?.latency_seconds;
   const rows: [string, string, number | undefined, (value: number) => string, (value: number) => boolean][] = [
-    ["Memory bandwidth that decoding uses", `above ${percent(TARGETS.utilisation)}`, decode, percent, (value) => value > TARGETS.utilisation],
+    ["Memory bandwidth that decoding uses", `above ${percent(TARGETS.utilisation)}`, decoding?.bandwidth_share, percent, (value) => value > TARGETS.utilisation],
     ["Arithmetic that prompts use", `above ${percent(TARGETS.utilisation)}`, prompt, percent, (value) => value > TARGETS.utilisation],
     ["Operations for each byte, prompts", `above ${TARGETS.intensity}`, ai, (value) => digits(value), (value) => value > TARGETS.intensity],
-    ["Buffers that the pool had", `above ${percent(TARGETS.hits)}`, poolHits(data), percent, (value) => value > TARGETS.hits],
+    ["Memory, of what was free", `below ${percent(TARGETS.memory)}`, used, percent, (value) => value < TARGETS.memory],
+    ["Buffers created while decoding", "none", decoding?.buffers_created, (value) => digits(value), (value) => value === 0],
     ["Prompt tokens that were computed before", `above ${percent(TARGETS.hits)}`, known && known.all > 0 ? known.cached / known.all : undefined, percent,
       (value) => value > TARGETS.hits],
     ["From token to token, 95 of 100", `below ${time(TARGETS.p95)}`, few?.between_tokens_seconds.p95, time, (value) => value < TARGETS.p95],
