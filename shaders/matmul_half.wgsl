@@ -34,7 +34,8 @@ fn matmul_half(
     }
     let blocks = min(vec2<u32>(group.z, group.z + 1u) * params.split_blocks, vec2<u32>(params.blocks));
     first_row = group.z * params.n_tokens;
-    // Named first, `staged` is placed first, and matrices load from addresses that are multiples of 16 bytes.
+    // Matrices load from addresses that are multiples of 16 bytes. Named first, `staged` is placed first, or after variables
+    // that take multiples of 16 bytes.
     let products = tile_product(local, m, n, blocks * 8u);
     put_products(local, m, n, products);
 }

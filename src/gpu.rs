@@ -6,8 +6,6 @@ mod executor;
 mod outcome;
 mod pipeline;
 mod readback;
-#[cfg(not(any(target_arch = "wasm32", target_vendor = "apple")))]
-mod spirv;
 
 #[cfg(not(target_arch = "wasm32"))]
 pub use adapter::adapters;

@@ -22,7 +22,6 @@ mod radv;
 #[cfg(target_os = "linux")]
 mod report;
 #[cfg(target_os = "linux")]
-#[path = "../../src/gpu/spirv.rs"]
 mod spirv;
 
 #[cfg(target_os = "linux")]
@@ -158,7 +157,7 @@ navi21 (RDNA 2) needs the RADV of Debian 12, navi31 (RDNA 3) one that scripts/me
                     while let Some((at, case)) =
                         Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, cases.get(at)?)))
                     {
-                        let words = spirv::compile(&case.source, case.kernel, &case.constants, case.has_matrices(), false);
+                        let words = spirv::compile(&case.source, case.kernel, &case.constants, case.has_matrices());
                         let compiled = words.and_then(|words| compiler.compile(case.kernel, &words));
                         outcomes.lock().unwrap_or_else(|e| e.into_inner()).push((at, compiled));
                     }

@@ -10,15 +10,9 @@ use crate::error::Error;
 use crate::shaders::Tier;
 use crate::target::{Target, TargetKind, TargetLimits};
 
-/// What the tiers with cooperative matrices need. Vulkan gets SPIR-V, which no other backend that has matrices takes.
-pub(super) const MATRICES: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
-    .union(wgpu::Features::SHADER_F16)
-    .union(wgpu::Features::SUBGROUP)
-    .union(SPIRV);
-#[cfg(not(any(target_arch = "wasm32", target_vendor = "apple")))]
-const SPIRV: wgpu::Features = wgpu::Features::PASSTHROUGH_SHADERS;
-#[cfg(any(target_arch = "wasm32", target_vendor = "apple"))]
-const SPIRV: wgpu::Features = wgpu::Features::empty();
+/// What the tiers with cooperative matrices need.
+pub(super) const MATRICES: wgpu::Features =
+    wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(wgpu::Features::SHADER_F16).union(wgpu::Features::SUBGROUP);
 
 /// What kind of device an adapter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

@@ -8,8 +8,6 @@ use std::task::Poll;
 
 use super::executor::Setup;
 use super::outcome::{Failure, Outcome, Scopes};
-#[cfg(not(any(target_arch = "wasm32", target_vendor = "apple")))]
-use super::spirv;
 use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::recording::{PipelineKey, Step};
@@ -32,8 +30,6 @@ pub(crate) struct Pipelines {
     cache: Option<(wgpu::PipelineCache, PathBuf)>,
     /// See [`Setup::broken`].
     broken: Option<String>,
-    /// Whether the backend takes SPIR-V.
-    takes_spirv: bool,
     counters: Arc<LiveCounters>,
 }
 
@@ -46,9 +42,7 @@ impl fmt::Debug for Pipelines {
 impl Pipelines {
     pub fn new(device: &wgpu::Device, info: &wgpu::AdapterInfo, setup: Setup<'_>, counters: Arc<LiveCounters>) -> Self {
         let cache = disk_cache(device, info, setup.folder);
-        let broken = setup.broken.map(str::to_string);
-        let takes_spirv = info.backend == wgpu::Backend::Vulkan;
-        Pipelines { compiled: Mutex::default(), cache, broken, takes_spirv, counters }
+        Pipelines { compiled: Mutex::default(), cache, broken: setup.broken.map(str::to_string), counters }
     }
 
     /// The pipeline for a step, compiled if this is its first use, or why it does not compile. Where that is known later,
@@ -77,10 +71,14 @@ impl Pipelines {
             }
             _ => step.variant.target_source(),
         };
-        let module = if self.takes_spirv && step.variant.tier.matrix_size().is_some() {
-            matrix_module(device, step, &source)?
+        let source = wgpu::ShaderSource::Wgsl(source.into());
+        let descriptor = wgpu::ShaderModuleDescriptor { label, source };
+        let module = if checked() {
+            device.create_shader_module(descriptor)
         } else {
-            module(device, label, source)
+            // SAFETY: the shaders are this crate's own, validated by build.rs; kernels bound every index by `params`, and
+            // the conformance tests run the same sources with the checks on.
+            unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) }
         };
         let layout = bind_group_layout(device, step.kernel);
         let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
@@ -122,43 +120,6 @@ impl Pipelines {
         let Some((cache, path)) = &self.cache else { return Ok(()) };
         cache.get_data().map_or(Ok(()), |data| crate::cache::write(path, &data))
     }
-}
-
-fn module(device: &wgpu::Device, label: Option<&str>, source: String) -> wgpu::ShaderModule {
-    let source = wgpu::ShaderSource::Wgsl(source.into());
-    let descriptor = wgpu::ShaderModuleDescriptor { label, source };
-    if checked() {
-        device.create_shader_module(descriptor)
-    } else {
-        // SAFETY: the shaders are this crate's own, validated by build.rs; kernels bound every index by `params`, and
-        // the conformance tests run the same sources with the checks on.
-        unsafe { device.create_shader_module_trusted(descriptor, wgpu::ShaderRuntimeChecks::unchecked()) }
-    }
-}
-
-/// A module with cooperative matrices, which naga alone would compile wrongly: see [`spirv`].
-#[cfg(not(any(target_arch = "wasm32", target_vendor = "apple")))]
-fn matrix_module(device: &wgpu::Device, step: &Step, source: &str) -> Result<wgpu::ShaderModule, Failure> {
-    let label = step.variant.label;
-    let words = spirv::compile(source, step.kernel.name, &step.constants, true, checked()).map_err(|error| {
-        let message = format!("`{label}` does not compile: {error}");
-        Failure::Refused { context: format!("compiling `{label}`"), message }
-    })?;
-    let entry = wgpu::PassthroughShaderEntryPoint { name: step.kernel.name.into(), workgroup_size: (0, 0, 0) };
-    // SAFETY: the module is made of this crate's own shader by naga, as for `module`.
-    Ok(unsafe {
-        device.create_shader_module_passthrough(wgpu::ShaderModuleDescriptorPassthrough {
-            label: Some(label),
-            entry_points: vec![entry].into(),
-            spirv: Some(words.into()),
-            ..Default::default()
-        })
-    })
-}
-
-#[cfg(any(target_arch = "wasm32", target_vendor = "apple"))]
-fn matrix_module(device: &wgpu::Device, step: &Step, source: &str) -> Result<wgpu::ShaderModule, Failure> {
-    Ok(module(device, Some(step.variant.label), source.to_string()))
 }
 
 /// Whether shaders run with bounds checks: in debug builds, unless `TILEWRIGHT_CHECKED` says otherwise (`0` means no,

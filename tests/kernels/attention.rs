@@ -397,8 +397,12 @@ fn attention(source: &mut Source, [t, h, hkv, d, pos, window]: [u32; 6], options
     let q = source.rows(t, h * d);
     let visible = |token: u32| visible_keys(pos + token, n_keys, window, causal);
     let all = (0..t).map(visible).fold(n_keys..0, |all, seen| all.start.min(seen.start)..all.end.max(seen.end));
-    let ((k_words, k), (v_words, v)) =
+    let ((k_words, mut k), (v_words, mut v)) =
         (cache(source, [hkv, d], options, all.clone()), cache(source, [hkv, d], options, all));
+    if kind == KvType::Q8_0 && off_in_half(source, d)[1] > 0.0 {
+        // What is beyond half precision becomes its largest number there, as in a cache of halves.
+        k.iter_mut().chain(&mut v).for_each(|x| *x = x.clamp(-65504.0, 65504.0));
+    }
     let cached = |cache: &'_ [f32], group: u32, s: u32| row(cache, (group * slots + s % slots) as usize, d as usize);
     let query = |t: u32, head: u32| row(&q, (t * h + head) as usize, d as usize);
     // Every other case has sinks, of scores that matter beside those of the keys.
