@@ -33,8 +33,7 @@ impl Page {
     /// Reads what the page is made of, before anything is measured.
     ///
     /// # Errors
-    /// [`Error::Io`] for files that are not there; [`Error::Option`] for a folder with another page, and for a file to write that
-    /// is no page.
+    /// [`Error::Option`] for a folder without the page, and for a file to write that is none.
     pub fn open(to: &Path, folder: &Path) -> Result<Page, Error> {
         let is_page = |name: &str| name.ends_with(".html") || name.ends_with(".htm");
         if !to.file_name().and_then(|name| name.to_str()).is_some_and(is_page) || to.is_dir() {
@@ -42,11 +41,10 @@ impl Page {
             return Err(Error::Option { option: "html", expected, found });
         }
         let read = |name: &str| {
-            let path = folder.join(name);
+            let text = fs::read_to_string(folder.join(name)).ok()?;
             // Maps of sources are for the page that has its files beside it.
-            let text = fs::read_to_string(&path).map_err(io(&path))?;
             let lines = text.lines().filter(|line| !line.contains("# sourceMappingURL="));
-            Ok::<String, Error>(lines.collect::<Vec<_>>().join("\n"))
+            Some(lines.collect::<Vec<_>>().join("\n"))
         };
         let wrong = || Error::Option {
             option: "page",
@@ -54,7 +52,7 @@ impl Page {
             found: folder.display().to_string(),
         };
         let page = match (read("dashboard.html"), read("dashboard.css"), read("dashboard.js")) {
-            (Ok(html), Ok(css), Ok(js)) => Page { to: to.into(), html, css, js },
+            (Some(html), Some(css), Some(js)) => Page { to: to.into(), html, css, js },
             _ => return Err(wrong()),
         };
         let has = |part: &str| page.html.matches(part).count() == 1;
