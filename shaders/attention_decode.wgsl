@@ -160,18 +160,15 @@ fn attention_decode(
         // A tile is summed on its own first: adding keys one by one to a long sum would lose digits.
         var tile = array<vec4<f32>, 4>();
         if (slice < slices) {
-            // Four at a time, so that none waits for the one before; past the last key that one again, for nothing.
+            // Eight at a time, so that none waits for the one before; past the last key that one again, for nothing.
             let last = min(WG, keys.y - start) - 1u;
-            for (var j = slice; j <= last; j += 4u * slices) {
-                let slot = start + min(vec4<u32>(j, j + slices, j + 2u * slices, j + 3u * slices), vec4<u32>(last));
-                let values = array<vec4<f32>, 4>(
-                    value_quad(slot_at(own, kv_head, slot.x), quad),
-                    value_quad(slot_at(own, kv_head, slot.y), quad),
-                    value_quad(slot_at(own, kv_head, slot.z), quad),
-                    value_quad(slot_at(own, kv_head, slot.w), quad),
-                );
-                for (var i = 0u; i < 4u && j + i * slices <= last; i++) {
-                    let share = weights[j + i * slices];
+            for (var first = slice; first <= last; first += 8u * slices) {
+                var values = array<vec4<f32>, 8>();
+                for (var i = 0u; i < 8u; i++) {
+                    values[i] = value_quad(slot_at(own, kv_head, start + min(first + i * slices, last)), quad);
+                }
+                for (var i = 0u; i < 8u && first + i * slices <= last; i++) {
+                    let share = weights[first + i * slices];
                     for (var r = 0u; r < ROWS; r++) {
                         tile[r] += share[r] * values[i];
                     }

@@ -19,7 +19,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read> routes: array<vec2<u32>>;  // [T, K] of (expert, bits of its weight)
 @group(0) @binding(5) var<storage, read_write> y: array<f32>;       // [T, C]
 
-const WG: u32 = 64u;
+override WG: u32 = 64u; // 128 with one column
 const NORM: bool = false; // x is taken as it is
 const BIAS: u32 = 1u;
 const ACCUMULATE: u32 = 2u; // add to what y holds

@@ -23,7 +23,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read> routes: array<vec2<u32>>;  // [T, K] of (expert, bits of its weight)
 @group(0) @binding(5) var<storage, read_write> y: array<f32>;       // [T, K, F]
 
-const WG: u32 = 64u;
+override WG: u32 = 64u; // 128 with one column
 const BIAS: u32 = 1u; // `vector` is a bias to add
 
 override APART: bool = false; // w has rows of one kind

@@ -18,7 +18,7 @@ struct Params { n_tokens: u32, ffn_dim: u32, dim: u32, blocks: u32, w_scales: u3
 @group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;       // [T, K], K a multiple of 4
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;       // [T, F]
 
-const WG: u32 = 64u;
+override WG: u32 = 64u; // 128 with one column
 
 override UPS: bool = false; // w has ups alone
 

@@ -19,7 +19,7 @@
 @group(0) @binding(3) var<storage, read> x: array<vec4<f32>>;       // [T, K], K a multiple of 4
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;       // [T, y_stride]
 
-const WG: u32 = 64u;
+override WG: u32 = 64u; // 128 with one column
 
 @compute @workgroup_size(WG)
 fn matvec(

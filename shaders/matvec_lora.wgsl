@@ -24,7 +24,7 @@ struct Params {
 @group(0) @binding(5) var<storage, read> b: array<vec4<f32>>;       // [y_start + N or more, R]
 @group(0) @binding(6) var<storage, read_write> y: array<f32>;       // [T, y_stride]
 
-const WG: u32 = 64u;
+override WG: u32 = 64u; // 128 with one column
 
 @compute @workgroup_size(WG)
 fn matvec_lora(

@@ -35,6 +35,8 @@ pub struct TargetLimits {
     pub max_dispatch_operations: u64,
     /// Invocations of the largest subgroup; 0 without subgroups.
     pub max_subgroup: u32,
+    /// Bytes of memory that the invocations of a workgroup share.
+    pub max_workgroup_bytes: u32,
     /// Splits of K into which a product is cut, if nobody asks for more, to occupy the device; 1 where a few cores do all.
     pub max_splits: u32,
     /// Bytes from the params of one dispatch to those of the next; 0 where they take no memory of the device.
@@ -66,6 +68,7 @@ impl Target {
             max_binding_bytes: u64::MAX,
             max_dispatch_operations: u64::MAX,
             max_subgroup: 0,
+            max_workgroup_bytes: u32::MAX,
             max_splits: 1,
             params_stride: 0,
         };
@@ -167,6 +170,7 @@ mod tests {
             max_binding_bytes: 1 << 30,
             max_dispatch_operations: 1 << 34,
             max_subgroup: 0,
+            max_workgroup_bytes: 16 << 10,
             max_splits: 8,
             params_stride: 256,
         };

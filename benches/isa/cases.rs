@@ -45,6 +45,7 @@ pub fn passes(has_matrices: bool) -> Result<Vec<Case>, Error> {
         max_binding_bytes: (1 << 31) - 256,
         max_dispatch_operations: 1 << 38,
         max_subgroup: 64,
+        max_workgroup_bytes: 48 << 10,
         max_splits: 8,
         params_stride: 256,
     };

@@ -10,8 +10,8 @@ override ACROSS: u32 = 2u;
 override WG: u32 = 4u * SUBGROUP;
 override HIGH: u32 = ROWS * ACROSS / (4u * SIZE); // matrices of a subgroup: 1, 2 or 4 one below the other
 override WIDE: u32 = COLS / ACROSS / SIZE; // and side by side
-const DEPTH: u32 = 32u;
-const STRIDE: u32 = 10u; // quads of a staged row; with 8 every other row would begin in the same bank
+override DEPTH: u32 = 32u; // or 64: half as many barriers
+override STRIDE: u32 = DEPTH / 4u + 2u; // quads of a staged row; without two more every other row would begin in the same bank
 
 var<workgroup> sums: array<f32, 4u * SIZE * SIZE>; // a matrix of each subgroup, on its way to y
 // Both of 16 bytes, of which the first 4 are used: matrices load from addresses that are multiples of 16, and NVIDIA's driver

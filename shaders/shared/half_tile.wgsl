@@ -14,8 +14,8 @@ var<workgroup> staged: array<Staged, STAGED>;
 
 // What an invocation stages in each step: pairs of quads of rows of x that are X_STEP rows apart, and half blocks, with one
 // scale each, of rows of w that are W_STEP apart.
-const PAIRS: u32 = DEPTH / 8u;
-const HALVES: u32 = DEPTH / 16u;
+override PAIRS: u32 = DEPTH / 8u;
+override HALVES: u32 = DEPTH / 16u;
 override X_STEP: u32 = WG / PAIRS;
 override W_STEP: u32 = WG / HALVES;
 override X_ROUNDS: u32 = (ROWS + X_STEP - 1u) / X_STEP;
@@ -27,7 +27,8 @@ fn within(row: u32, n_rows: u32) -> u32 {
 }
 
 // What an invocation has read for a step and not yet staged: rounds of x, two quads each, and of w, four each. There is
-// room for the largest tile and subgroups of 16, or of 8 where matrices are smaller.
+// room for the largest tile and subgroups of 16, or of 8 where matrices are smaller, and for twice the DEPTH with
+// subgroups twice as large.
 struct Ahead { x: array<vec4<f16>, 16>, w: array<vec4<f16>, 16> }
 
 fn read_step(local: u32, m0: u32, n0: u32, q0: u32) -> Ahead {
@@ -41,9 +42,8 @@ fn read_step(local: u32, m0: u32, n0: u32, q0: u32) -> Ahead {
     let first = local % HALVES * 4u;
     for (var i = 0u; i < W_ROUNDS; i++) {
         let col = within_tile(local / HALVES + i * W_STEP, COLS, W_STEP);
-        let block = within(n0 + col, params.n_out) * params.blocks + q0 / 8u;
-        // A step of whole blocks begins with one.
-        let quad = select(q0 % 8u, first, HALVES == 2u);
+        let block = within(n0 + col, params.n_out) * params.blocks + (q0 + first) / 8u;
+        let quad = (q0 + first) % 8u;
         ahead.w[4u * i] = vec4<f16>(block_quad(block, quad));
         ahead.w[4u * i + 1u] = vec4<f16>(block_quad(block, quad + 1u));
         ahead.w[4u * i + 2u] = vec4<f16>(block_quad(block, quad + 2u));
@@ -79,16 +79,16 @@ fn within_tile(row: u32, n_rows: u32, step: u32) -> u32 {
     return select(min(row, n_rows - 1u), row, n_rows % step == 0u);
 }
 
-// Along K from one quad to another, multiples of 8. A step's operands are read while those before them are multiplied.
+// Along K from one quad to another, multiples of 8, and of a step. A step's operands are read while those before them are multiplied.
 fn tile_product(local: u32, m0: u32, n0: u32, quads: vec2<u32>) -> Products {
-    const STEP = DEPTH / 4u;
+    let step = DEPTH / 4u;
     var sum = Products();
     var ahead = read_step(local, m0, n0, quads.x);
-    for (var q0 = quads.x; q0 < quads.y; q0 += STEP) {
+    for (var q0 = quads.x; q0 < quads.y; q0 += step) {
         stage(local, ahead);
         workgroupBarrier();
         // The last step reads its own again.
-        ahead = read_step(local, m0, n0, min(q0 + STEP, quads.y - STEP));
+        ahead = read_step(local, m0, n0, min(q0 + step, quads.y - step));
         sum = multiplied(local, sum);
         workgroupBarrier();
     }

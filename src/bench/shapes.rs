@@ -271,6 +271,7 @@ mod tests {
             max_binding_bytes: 2 << 30,
             max_dispatch_operations: 1 << 38,
             max_subgroup: 32,
+            max_workgroup_bytes: 48 << 10,
             max_splits: 8,
             params_stride: 256,
         };

@@ -169,6 +169,7 @@ impl AdapterReport {
                 _ => 1 << 34,
             },
             max_subgroup: self.subgroups.map_or(0, |[_, max]| max),
+            max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
             max_splits: if self.is_software { 1 } else { 8 },
             params_stride: params_stride(&limits),
         };

@@ -6,7 +6,7 @@ use super::compare;
 use super::operands::{input, keys, matrix, uniform};
 use crate::cpu::cached::{read_row, write_row};
 use crate::device::{Device, MaybeSend};
-use crate::dtype::{DType, WeightType};
+use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
     Activation, AttentionConfig, CachedKeys, Combination, DeltaRule, Embedding, ExpertDown, ExpertGateUp,
@@ -655,8 +655,10 @@ fn product(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
         Some(tile) if !form.is("GUARDED") => tile,
         tile => [20, tile.map_or(64, |[_, cols]| cols) + 6],
     };
-    let w = matrix(form.device, form.weight, n, TILED_DIM)?;
-    let (x, y) = (input(form.device, &[m, TILED_DIM])?, blank(form.device, &[m, n])?);
+    // An odd number of blocks is not walked two at a time.
+    let k = if form.get("DEPTH") == Some(32) { TILED_DIM - BLOCK as u32 } else { TILED_DIM };
+    let w = matrix(form.device, form.weight, n, k)?;
+    let (x, y) = (input(form.device, &[m, k])?, blank(form.device, &[m, n])?);
     let linear = Linear { activation: form.activation(), splits: Some(1), ..Linear::new(&w) };
     matmul(rec, &linear, &x, &y)?;
     if linear.activation.is_some() {

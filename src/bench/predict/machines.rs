@@ -160,6 +160,7 @@ impl Machine {
             max_binding_bytes: (1 << 31) - 256,
             max_dispatch_operations: 1 << 38,
             max_subgroup: self.subgroup,
+            max_workgroup_bytes: 48 << 10,
             max_splits: 8,
             params_stride: 256,
         };
