@@ -191,7 +191,7 @@ impl Drop for OwnServer {
 fn print_header(out: &mut impl Write) -> io::Result<()> {
     writeln!(
         out,
-        "\n{:<12} {:>8} {:>7} {:>6} {:>10} {:>10} {:>26} {:>26} {:>26}\n{:<57} {:>26} {:>26} {:>26}",
+        "\n{:<12} {:>8} {:>7} {:>6} {:>10} {:>10} {:>26} {:>26} {:>26}\n{:<58} {:>26} {:>26} {:>26}",
         "load",
         "answered",
         "refused",
