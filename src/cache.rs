@@ -1,14 +1,15 @@
-//! Files that outlive a run: where they are, and how they are written.
+//! Files that outlive a run: where they are, and how they are written, so that whoever reads them finds all of it or nothing.
 
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use crate::error::Error;
+use crate::load::{FNV_BASIS, fnv};
 
 /// The folder for them. `TILEWRIGHT_CACHE_DIR` moves it; empty turns it off.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn folder() -> Option<PathBuf> {
     let variable = |name| std::env::var_os(name).map(PathBuf::from);
     if let Some(folder) = variable("TILEWRIGHT_CACHE_DIR") {
@@ -22,10 +23,38 @@ pub(crate) fn folder() -> Option<PathBuf> {
 ///
 /// # Errors
 /// [`Error::Io`] if the folder cannot be made or the file not be written.
-pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut file = Replacement::begin(path)?;
     file.write(bytes)?;
     file.finish()
+}
+
+/// As [`write`], with a digest of the bytes in front, for [`read_checked`].
+///
+/// # Errors
+/// As [`write`].
+pub(crate) fn write_checked(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let mut file = Replacement::begin(path)?;
+    file.write(head(bytes).as_bytes())?;
+    file.write(bytes)?;
+    file.finish()
+}
+
+/// What [`write_checked`] wrote. `None` if there is nothing, or something else.
+pub(crate) fn read_checked(path: &Path) -> Option<Vec<u8>> {
+    let mut all = std::fs::read(path).ok()?;
+    let at = all.iter().position(|&byte| byte == b'\n')? + 1;
+    let bytes = all.split_off(at);
+    (all == head(&bytes).as_bytes()).then_some(bytes)
+}
+
+fn head(bytes: &[u8]) -> String {
+    format!("tilewright {} {}\n", bytes.len(), digest(bytes))
+}
+
+/// Tells a file that is what was written from one that is not.
+pub(crate) fn digest(bytes: &[u8]) -> String {
+    format!("{:016x}", fnv(FNV_BASIS, bytes))
 }
 
 /// A file in progress beside the place of the one that it is to replace.
@@ -43,23 +72,64 @@ impl Replacement {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder).map_err(io)?;
         }
+        sweep(path);
         // Other processes and threads may be writing the same file.
         let turn = WRITTEN.fetch_add(1, Ordering::Relaxed);
         let part = path.with_extension(format!("part{}-{turn}", std::process::id()));
         let file = File::create(&part).map_err(io)?;
+        may_die();
         Ok(Replacement { path: path.to_path_buf(), part, file: Some(file) })
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        let written = self.file.as_mut().map_or(Ok(()), |file| file.write_all(bytes));
+        let written = self.file.as_mut().map_or(Ok(()), |file| {
+            let (first, rest) = bytes.split_at(if cfg!(feature = "fault-injection") { bytes.len() / 2 } else { 0 });
+            file.write_all(first)?;
+            may_die();
+            file.write_all(rest)
+        });
         written.map_err(|source| Error::Io { path: self.path.clone(), source })
     }
 
     /// Puts the file in its place.
     pub fn finish(mut self) -> Result<(), Error> {
-        // Not every system renames an open file.
-        self.file = None;
-        std::fs::rename(&self.part, &self.path).map_err(|source| Error::Io { path: self.path.clone(), source })
+        let io = |source| Error::Io { path: self.path.clone(), source };
+        // The name must not be on the disk before the content is. Not every system renames an open file.
+        self.file.take().map_or(Ok(()), |file| file.sync_all()).map_err(io)?;
+        may_die();
+        std::fs::rename(&self.part, &self.path).map_err(io)?;
+        may_die();
+        Ok(())
+    }
+}
+
+/// Removes what programs left beside a file that were ended while they wrote it. One that still writes has touched its own a
+/// short while ago.
+fn sweep(path: &Path) {
+    const LONG: Duration = Duration::from_secs(60 * 60);
+    let (Some(folder), Some(stem)) = (path.parent(), path.file_stem().and_then(|stem| stem.to_str())) else { return };
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_part = |name: &str| {
+        let numbers = name.strip_prefix(stem).and_then(|rest| rest.strip_prefix(".part")?.split_once('-'));
+        numbers.is_some_and(|(process, turn)| is_number(process) && is_number(turn))
+    };
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let is_old = || entry.metadata().ok()?.modified().ok()?.elapsed().ok().map(|age| age >= LONG);
+        if entry.file_name().to_str().is_some_and(is_part) && is_old() == Some(true) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// A point at which a test may have the process end, as if it were killed.
+pub(crate) fn may_die() {
+    #[cfg(feature = "fault-injection")]
+    {
+        static REACHED: AtomicU32 = AtomicU32::new(0);
+        let n = REACHED.fetch_add(1, Ordering::Relaxed) + 1;
+        if std::env::var("TILEWRIGHT_DIE_AT").is_ok_and(|at| at == n.to_string()) {
+            std::process::abort();
+        }
     }
 }
 
@@ -68,5 +138,63 @@ impl Drop for Replacement {
     fn drop(&mut self) {
         self.file = None;
         let _ = std::fs::remove_file(&self.part);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("tilewright-cache-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        folder
+    }
+
+    #[test]
+    fn no_byte_may_differ() {
+        let folder = folder("checked");
+        let path = folder.join("a.pipelines");
+        assert_eq!(read_checked(&path), None);
+        write_checked(&path, b"one\ntwo").unwrap();
+        assert_eq!(read_checked(&path).as_deref(), Some(&b"one\ntwo"[..]));
+        let good = std::fs::read(&path).unwrap();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 4;
+            std::fs::write(&path, &bad).unwrap();
+            assert_eq!(read_checked(&path), None, "byte {at}");
+            std::fs::write(&path, &good[..at]).unwrap();
+            assert_eq!(read_checked(&path), None, "{at} bytes");
+        }
+        write_checked(&path, b"").unwrap();
+        assert_eq!(read_checked(&path).as_deref(), Some(&b""[..]));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_a_killed_program_left_is_removed() {
+        let folder = folder("swept");
+        let path = folder.join("a.tuning.json");
+        write(&path, b"1").unwrap();
+        let old = ["a.tuning.part7-0", "a.tuning.part7-x", "b.tuning.part7-0", "a.tuning.part"];
+        for name in old.iter().chain(&["a.tuning.part8-0"]) {
+            std::fs::write(folder.join(name), "").unwrap();
+        }
+        let long_ago = SystemTime::now() - Duration::from_secs(2 * 60 * 60);
+        for name in old {
+            File::options().write(true).open(folder.join(name)).unwrap().set_modified(long_ago).unwrap();
+        }
+        write(&path, b"2").unwrap();
+        let mut left: Vec<_> = std::fs::read_dir(&folder).unwrap().flatten().map(|entry| entry.file_name()).collect();
+        left.sort();
+        assert_eq!(
+            left,
+            ["a.tuning.json", "a.tuning.part", "a.tuning.part7-x", "a.tuning.part8-0", "b.tuning.part7-0"]
+        );
+        assert_eq!(std::fs::read(&path).unwrap(), b"2");
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

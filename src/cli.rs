@@ -29,8 +29,12 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::ExitCode;
+#[cfg(feature = "serve")]
+use std::str::FromStr;
 
 use clap::{Parser, Subcommand};
+#[cfg(feature = "serve")]
+use tilewright::AdapterReport;
 use tilewright::hub::HubError;
 use tilewright::{Device, DeviceChoice, Error, Power, Tier};
 
@@ -186,7 +190,8 @@ fn ended(result: Result<(), Failure>) -> ExitCode {
 #[derive(clap::Args)]
 struct DeviceArgs {
     /// Device: `auto`, `cpu`, `gpu`, or part of an adapter's name. `auto` is a GPU that is not software, discrete before
-    /// integrated before virtual, Vulkan or Metal before DirectX; the CPU if there is none.
+    /// integrated before virtual, Vulkan or Metal before DirectX; the CPU if there is none. `serve` can use several: `all` GPUs
+    /// that are not software, or a list such as `0,1,cpu` of names and of numbers in `tilewright info`.
     #[arg(long, default_value = "auto", env = "TILEWRIGHT_DEVICE", value_name = "DEVICE")]
     device: DeviceChoice,
     /// GPU adapter, whatever `--device` says: `pci:0000:3b:00.0`, its number in `tilewright info`, or part of its name.
@@ -206,19 +211,54 @@ struct DeviceArgs {
 impl DeviceArgs {
     /// Opens the device and says what went wrong and does no harm.
     fn open(&self) -> Result<Device, Error> {
-        let device = self.choose()?;
+        self.open_one(&self.choice())
+    }
+
+    fn open_one(&self, choice: &DeviceChoice) -> Result<Device, Error> {
+        let device = self.choose_one(choice)?;
         device.info().notices.iter().for_each(|notice| eprintln!("notice: {notice}"));
         Ok(device)
     }
 
     /// Opens the device; its notices are still to be told.
     fn choose(&self) -> Result<Device, Error> {
-        let choice = match (&self.adapter, &self.device, self.power) {
-            (Some(adapter), _, _) => adapter,
-            (None, DeviceChoice::Auto, Power::Low) => &DeviceChoice::LowPower,
-            (None, device, _) => device,
-        };
+        self.choose_one(&self.choice())
+    }
+
+    fn choose_one(&self, choice: &DeviceChoice) -> Result<Device, Error> {
         self.quietly(|| pollster::block_on(Device::open(choice, self.tier)))
+    }
+
+    fn choice(&self) -> DeviceChoice {
+        match (&self.adapter, &self.device, self.power) {
+            (Some(adapter), _, _) => adapter.clone(),
+            (None, DeviceChoice::Auto, Power::Low) => DeviceChoice::LowPower,
+            (None, device, _) => device.clone(),
+        }
+    }
+
+    /// All devices that are asked for: of `all` the GPUs that are not software, and one at least; those of a list, unless an
+    /// adapter has that name.
+    #[cfg(feature = "serve")]
+    fn choices(&self) -> Result<Vec<DeviceChoice>, Error> {
+        let DeviceChoice::Named(text) = self.choice() else { return Ok(vec![self.choice()]) };
+        let adapters = self.quietly(|| pollster::block_on(Device::adapters()));
+        let is_name = |adapter: &AdapterReport| adapter.name.to_lowercase().contains(&text.to_lowercase());
+        if adapters.iter().any(is_name) || !(text == "all" || text.contains(',')) {
+            return Ok(vec![DeviceChoice::Named(text)]);
+        }
+        let one = |name: &str| match name {
+            "auto" | "cpu" | "gpu" => Ok(DeviceChoice::from_str(name).unwrap_or_default()),
+            name => parse_adapter(name).map_err(|expected| {
+                let found = format!("`{name}`");
+                Error::Option { option: "device", expected, found }
+            }),
+        };
+        let found: Vec<DeviceChoice> = match text.as_str() {
+            "all" => (0..adapters.len()).filter(|&i| !adapters[i].is_software).map(DeviceChoice::Number).collect(),
+            list => list.split(',').map(str::trim).map(one).collect::<Result<_, _>>()?,
+        };
+        Ok(if found.is_empty() { vec![DeviceChoice::Auto] } else { found })
     }
 
     /// Runs what makes drivers print to stderr, without what they print, unless `--verbose` is given.

@@ -16,6 +16,8 @@ use crate::cpu::Cpu;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::gpu::{AdapterKind, AdapterReport, Gpu, Power, ReadFuture, Setup};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::loss::LossReason;
 use crate::matrix::Matrix;
 use crate::recording::{Recorder, Recording};
 use crate::shaders::Tier;
@@ -201,7 +203,22 @@ impl Device {
         folder: &Path,
         broken: &str,
     ) -> Result<Device, Error> {
-        Device::set_up(choice, Setup { tier, folder: Some(folder), broken: Some(broken), timeout: None }).await
+        Device::set_up(choice, Setup { tier, folder: Some(folder), broken: Some(broken), ..Setup::default() }).await
+    }
+
+    /// As [`Device::open_in`], with faults on demand.
+    ///
+    /// # Errors
+    /// As [`Device::open`].
+    #[doc(hidden)]
+    #[cfg(all(feature = "fault-injection", not(target_arch = "wasm32")))]
+    pub async fn open_with_faults(
+        choice: &DeviceChoice,
+        tier: Option<Tier>,
+        folder: Option<&Path>,
+        faults: &crate::gpu::Faults,
+    ) -> Result<Device, Error> {
+        Device::set_up(choice, Setup { tier, folder, faults: Some(faults), ..Setup::default() }).await
     }
 
     #[cfg(not(target_arch = "wasm32"))]
@@ -294,7 +311,7 @@ impl Device {
             reason,
             notices: Vec::new(),
         };
-        let target = report.target(tier);
+        let target = report.target_within(tier, &gpu.limits());
         let rounding = if rounding_tier == tier { Rounding::Never } else { Rounding::OfModels(rounding_tier) };
         Ok(Device::new(Executor::Gpu(Box::new(gpu)), info, target, counters, rounding))
     }
@@ -819,6 +836,32 @@ impl Device {
     pub fn destroy(&self) {
         if let Executor::Gpu(gpu) = &*self.0.executor {
             gpu.destroy();
+        }
+    }
+
+    /// Bytes of a GPU's buffers that are in use.
+    #[doc(hidden)]
+    #[cfg(feature = "fault-injection")]
+    pub fn used_bytes(&self) -> u64 {
+        match &*self.0.executor {
+            Executor::Gpu(gpu) => gpu.used_bytes(),
+            Executor::Cpu(_) => 0,
+        }
+    }
+
+    /// Whether it is gone: what uses it gets [`Error::DeviceLost`].
+    pub fn is_lost(&self) -> bool {
+        match &*self.0.executor {
+            Executor::Gpu(gpu) => gpu.is_lost(),
+            Executor::Cpu(_) => false,
+        }
+    }
+
+    /// Gives a GPU device up that may hang: reads that wait for it fail, and its memory is freed only when it answers.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn give_up(&self, reason: LossReason, message: String) {
+        if let Executor::Gpu(gpu) = &*self.0.executor {
+            gpu.give_up(reason, message);
         }
     }
 

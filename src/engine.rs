@@ -5,7 +5,7 @@
 //! ```
 //!
 //! [`Engine`] is a handle that threads share. [`Driver`] owns what is on the device and computes; it runs wherever its future
-//! is polled, natively usually on a thread of its own ([`Engine::spawn`]).
+//! is polled, natively usually on a thread of its own ([`Engine::spawn`]). Several devices have a driver each and one queue.
 
 mod driver;
 mod options;
@@ -14,9 +14,11 @@ mod passes;
 mod queue;
 mod sequence;
 mod stream;
+#[cfg(not(target_arch = "wasm32"))]
+mod watchdog;
 mod watched;
 
 pub use self::driver::Driver;
 pub use self::options::{EngineOptions, Request};
-pub use self::queue::{Engine, EngineStats};
+pub use self::queue::{DeviceStats, Engine, EngineStats};
 pub use self::stream::{Stream, StreamHandle, Usage};

@@ -7,6 +7,8 @@
 use std::path::Path;
 use std::path::PathBuf;
 
+use crate::loss::LossReason;
+
 /// The library's error type.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -219,6 +221,8 @@ pub enum Error {
     /// The device was lost or stopped answering; every buffer on it is gone.
     #[error("gpu: device lost while {context}: {message}")]
     DeviceLost {
+        /// Why it is gone.
+        reason: LossReason,
         /// What was being done.
         context: String,
         /// The GPU API's own words.
@@ -310,6 +314,15 @@ impl Error {
     /// Names the record in which this error was found: its number among those of a call, counted from 0.
     pub(crate) fn in_record(self, record: usize) -> Self {
         Error::InRecord { record, source: Box::new(self) }
+    }
+
+    /// Why a device is gone, if the error says that one is; also where it names the record that was at work.
+    pub fn loss(&self) -> Option<LossReason> {
+        match self {
+            Error::DeviceLost { reason, .. } => Some(*reason),
+            Error::InFile { source, .. } | Error::InRecord { source, .. } => source.loss(),
+            _ => None,
+        }
     }
 
     /// A short name of the kind of error, the same in every language binding.

@@ -3,6 +3,7 @@
 mod adapter;
 mod buffer_pool;
 mod executor;
+mod faults;
 mod outcome;
 mod pipeline;
 mod readback;
@@ -13,6 +14,8 @@ pub use adapter::{AdapterKind, AdapterReport, Power};
 #[cfg(target_arch = "wasm32")]
 pub use adapter::{BrowserAdapter, browser_adapter};
 pub(crate) use executor::{Gpu, Setup};
+#[cfg(feature = "fault-injection")]
+pub use faults::{Call, Effect, Faults};
 pub(crate) use readback::ReadFuture;
 
 #[cfg(all(test, not(target_arch = "wasm32")))]

@@ -62,7 +62,8 @@ const WHITE_SPACE: &str = r"\x20|\n\x20{0,40}|\n\t{0,10}";
 ///
 /// Keywords of JSON Schema that are known and cannot be enforced (`not`, `if`, `uniqueItems`, `contains`, `propertyNames`,
 /// `dependentRequired` and the like) are refused. Unknown ones are ignored, as the specification has it. Of `oneOf`, the
-/// alternatives must plainly exclude each other. `$ref` leads to places in the same schema, `#/...`. Formats are enforced.
+/// alternatives must plainly exclude each other, and in `const` and `enum` integers beyond 2^53 are refused. `$ref` leads to
+/// places in the same schema, `#/...`. Formats are enforced.
 /// Properties come in the schema's order. What may be of any length (a text without `maxLength`, an object with any further
 /// properties) ends when the model ends it. Details: <https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md>.
 #[derive(Clone, Debug, PartialEq)]

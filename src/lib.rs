@@ -47,6 +47,7 @@
 #[cfg(feature = "answer")]
 pub mod answer;
 pub mod bench;
+#[cfg(not(target_arch = "wasm32"))]
 mod cache;
 #[cfg(feature = "chat")]
 pub mod chat;
@@ -67,6 +68,7 @@ pub mod grammar;
 pub mod hub;
 pub mod kernels;
 pub mod load;
+mod loss;
 mod matrix;
 mod memory;
 pub mod model;
@@ -84,6 +86,9 @@ pub mod tuning;
 #[cfg(target_arch = "wasm32")]
 pub mod web;
 
+#[cfg(not(target_arch = "wasm32"))]
+#[doc(hidden)]
+pub use cache::write as replace_file;
 pub use counters::Counters;
 pub use device::{Clock, Device, DeviceChoice, DeviceInfo, Pending};
 pub use dtype::{BLOCK, DType, WeightType};
@@ -95,9 +100,13 @@ pub use generate::{GenerateOptions, LoadOptions, Model, Session};
 #[cfg(target_arch = "wasm32")]
 pub use gpu::BrowserAdapter;
 pub use gpu::{AdapterKind, AdapterReport, Power};
+#[cfg(feature = "fault-injection")]
+#[doc(hidden)]
+pub use gpu::{Call, Effect, Faults};
+pub use loss::LossReason;
 pub use matrix::{Matrix, file_row_bytes};
 pub use recording::{Dispatch, MemoryPlan, Products, Recorder, Recording, Workspace};
-pub use recovery::Recovery;
+pub use recovery::{Breaker, BreakerOptions, BreakerStats, Circuit, Recovery};
 pub use saving::Saving;
 pub use shaders::Tier;
 pub use target::{Bucket, Choice, Target, TargetKind, TargetLimits, Tuning};

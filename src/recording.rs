@@ -433,6 +433,18 @@ pub struct MemoryPlan {
     pub activations_bytes: u64,
 }
 
+impl std::ops::Add for MemoryPlan {
+    type Output = MemoryPlan;
+
+    fn add(self, other: MemoryPlan) -> MemoryPlan {
+        MemoryPlan {
+            weights_bytes: self.weights_bytes + other.weights_bytes,
+            cache_bytes: self.cache_bytes + other.cache_bytes,
+            activations_bytes: self.activations_bytes + other.activations_bytes,
+        }
+    }
+}
+
 impl MemoryPlan {
     /// What `recordings` need in all, together with tensors that no recording mentions.
     pub fn of<'a>(

@@ -1,20 +1,20 @@
 //! Going on after a device was lost: what was on it is loaded again, onto the device opened anew or onto the CPU.
 
-use std::time::Duration;
+mod breaker;
+
+use std::sync::Arc;
 
 use web_time::Instant;
 
+pub use self::breaker::{Breaker, BreakerOptions, BreakerStats, Circuit};
+
 use crate::device::Device;
 use crate::error::Error;
-
-/// A device that is lost so often within [`PERIOD`] is not opened again.
-const MAX_LOSSES: usize = 3;
-
-/// See [`MAX_LOSSES`].
-const PERIOD: Duration = Duration::from_secs(60);
+use crate::loss::LossReason;
 
 /// Loads something, such as a model, onto a device, and again when that device is lost: onto the device opened anew, or onto
-/// the CPU where it does not open, cannot be loaded onto, or is lost for the third time within a minute.
+/// the CPU where it does not open, cannot be loaded onto, or is lost too often, as its [`Breaker`] has it: by default for the
+/// third time within a minute.
 ///
 /// The caller says what opens the device and what loads, and is told once after each loss what became of it:
 ///
@@ -41,7 +41,7 @@ pub struct Recovery<'a, T> {
     load: Box<Load<'a, T>>,
     tell: Box<dyn FnMut(&str) + 'a>,
     clock: Box<dyn Fn() -> Instant + 'a>,
-    losses: Losses,
+    breaker: Arc<Breaker>,
 }
 
 /// Loads onto a device.
@@ -55,7 +55,12 @@ impl<'a, T> Recovery<'a, T> {
         tell: impl FnMut(&str) + 'a,
     ) -> Self {
         let (open, load, tell, clock) = (Box::new(open), Box::new(load), Box::new(tell), Box::new(Instant::now));
-        Recovery { open, load, tell, clock, losses: Losses::default() }
+        Recovery { open, load, tell, clock, breaker: Arc::default() }
+    }
+
+    /// Counts losses with a breaker that others look at, or that has other options.
+    pub fn with_breaker(self, breaker: Arc<Breaker>) -> Self {
+        Recovery { breaker, ..self }
     }
 
     /// Tells the time of losses by another clock, so that a test does not depend on its own speed.
@@ -76,14 +81,34 @@ impl<'a, T> Recovery<'a, T> {
     /// # Errors
     /// `error` itself if it is another one; those of loading onto the CPU.
     pub fn reload(&mut self, error: Error) -> Result<T, Error> {
-        if !is_loss(&error) {
-            return Err(error);
-        }
-        let (loaded, device) = self.load_anew()?;
-        let info = device.info();
-        let place = if device.is_gpu() { info.name.clone() } else { format!("{}: {}", info.name, info.reason) };
+        let Some(reason) = error.loss() else { return Err(error) };
+        self.breaker.lost(reason, (self.clock)());
+        let (loaded, place) = self.load_anew()?;
         (self.tell)(&format!("the device was lost ({error}); what was on it was loaded again onto {place}"));
         Ok(loaded)
+    }
+
+    /// Where the breaker wants it elsewhere than it is (on a GPU, if `is_on_gpu`): loaded onto the CPU if the breaker was opened,
+    /// and onto the GPU for a trial if one is due. `None` to leave it where it is.
+    ///
+    /// # Errors
+    /// Those of loading onto the CPU.
+    pub fn moved(&mut self, is_on_gpu: bool) -> Result<Option<T>, Error> {
+        let now = (self.clock)();
+        match is_on_gpu {
+            true if self.breaker.is_open(now) => {
+                let (loaded, place) = self.load_onto_cpu("the CPU was asked for in the GPU's place".into())?;
+                (self.tell)(&format!("what was on the device was loaded again onto {place}"));
+                Ok(Some(loaded))
+            }
+            false if self.breaker.is_due(now) => Ok(self.tried()),
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether the CPU has the place of a GPU, as far as the breaker knows.
+    pub fn is_fallback(&self) -> bool {
+        self.breaker.is_open((self.clock)())
     }
 
     /// What `work` makes of what was loaded, which is loaded again where the device is lost on the way; `work` then begins
@@ -100,71 +125,83 @@ impl<'a, T> Recovery<'a, T> {
         }
     }
 
-    fn load_anew(&mut self) -> Result<(T, Device), Error> {
-        // Why the CPU has to do, once it has.
-        let reason = loop {
-            if self.losses.are_too_many((self.clock)()) {
-                break format!("the GPU was lost {MAX_LOSSES} times within a minute");
+    /// What was loaded, and where: on the GPU opened anew, if the breaker and the GPU let it, else on the CPU.
+    fn load_anew(&mut self) -> Result<(T, String), Error> {
+        loop {
+            if !self.breaker.admits((self.clock)()) {
+                let BreakerOptions { losses, within, .. } = self.breaker.options();
+                // A trial that failed is one as well.
+                let reason = match within.as_secs() {
+                    60 => format!("the GPU was lost {losses} times within a minute"),
+                    seconds => format!("the GPU was lost {losses} times within {seconds} s"),
+                };
+                return self.load_onto_cpu(reason);
             }
             let device = match (self.open)() {
                 Ok(device) => device,
-                Err(error) => break format!("the GPU was lost and could not be opened again ({error})"),
+                Err(error) => {
+                    self.breaker.open((self.clock)());
+                    return self.load_onto_cpu(format!("the GPU was lost and could not be opened again ({error})"));
+                }
             };
             match (self.load)(&device) {
-                Ok(loaded) => return Ok((loaded, device)),
-                Err(error) if device.is_gpu() && is_loss(&error) => {}
-                // If the files are at fault, the CPU says so too.
-                Err(error) if device.is_gpu() => {
-                    break format!("the GPU was lost and loading onto it failed ({error})");
-                }
-                Err(error) => return Err(error),
+                Ok(loaded) => return Ok((loaded, place(&device))),
+                Err(error) => match error.loss() {
+                    Some(reason) if device.is_gpu() => self.breaker.lost(reason, (self.clock)()),
+                    // If the files are at fault, the CPU says so too.
+                    None if device.is_gpu() => {
+                        self.breaker.open((self.clock)());
+                        return self.load_onto_cpu(format!("the GPU was lost and loading onto it failed ({error})"));
+                    }
+                    _ => return Err(error),
+                },
             }
-        };
+        }
+    }
+
+    fn load_onto_cpu(&mut self, reason: String) -> Result<(T, String), Error> {
         // Exact, so that a text goes on as on the GPU.
         let device = Device::on_cpu(reason).exact();
         let loaded = (self.load)(&device)?;
-        Ok((loaded, device))
+        Ok((loaded, place(&device)))
+    }
+
+    /// Loads onto the GPU once more; `None` if that is not to be had.
+    fn tried(&mut self) -> Option<T> {
+        self.breaker.admits((self.clock)());
+        let tried = (self.open)().and_then(|device| match device.is_gpu() {
+            true => (self.load)(&device).map(|loaded| Some((loaded, place(&device)))),
+            // What opens is no GPU any more.
+            false => Ok(None),
+        });
+        let (loaded, said) = match tried {
+            Ok(Some((loaded, place))) => (Some(loaded), format!("the GPU is tried again: the model is on {place}")),
+            Ok(None) => (None, "there is no GPU any more".into()),
+            Err(error) => (None, format!("the GPU was tried again, without success ({error})")),
+        };
+        if loaded.is_none() {
+            self.breaker.lost(LossReason::NotOpened, (self.clock)());
+        }
+        (self.tell)(&said);
+        loaded
     }
 }
 
-/// Also where the error names the record that was at work.
-fn is_loss(error: &Error) -> bool {
-    error.code() == "device_lost"
-}
-
-/// When devices were lost, as far as that still counts.
-#[derive(Debug, Default)]
-struct Losses(Vec<Instant>);
-
-impl Losses {
-    /// Counts a loss. Whether there were too many of late to open the device again.
-    fn are_too_many(&mut self, now: Instant) -> bool {
-        self.0.retain(|&earlier| now.saturating_duration_since(earlier) <= PERIOD);
-        self.0.push(now);
-        self.0.len() >= MAX_LOSSES
-    }
+/// A device in a notice: its name, and why it is the CPU.
+fn place(device: &Device) -> String {
+    let info = device.info();
+    if device.is_gpu() { info.name.clone() } else { format!("{}: {}", info.name, info.reason) }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::time::Duration;
+
     use super::*;
 
     fn lost() -> Error {
-        Error::DeviceLost { context: "testing".into(), message: "gone".into() }
-    }
-
-    /// Whether a device is opened again after each of these seconds.
-    fn reopened(seconds: &[u64]) -> Vec<bool> {
-        let (start, mut losses) = (Instant::now(), Losses::default());
-        seconds.iter().map(|&s| !losses.are_too_many(start + Duration::from_secs(s))).collect()
-    }
-
-    #[test]
-    fn the_third_loss_within_a_minute_is_the_last() {
-        assert_eq!(reopened(&[0, 1, 2]), [true, true, false]);
-        assert_eq!(reopened(&[0, 30, 60]), [true, true, false]);
-        assert_eq!(reopened(&[0, 30, 61, 90, 200]), [true, true, true, false, true]);
-        assert_eq!(reopened(&[0, 61, 122, 183, 244]), [true; 5]);
+        Error::DeviceLost { reason: LossReason::Driver, context: "testing".into(), message: "gone".into() }
     }
 
     #[test]
@@ -211,5 +248,23 @@ mod tests {
         drop(recovery);
         assert_eq!((n_opened, n_loaded, notices.len()), (2, 4, 3), "the third loss opens nothing");
         assert!(notices[2].contains("3 times within a minute") && !notices[1].contains("times"), "{notices:?}");
+    }
+
+    #[test]
+    fn what_opens_and_is_no_gpu_ends_a_trial() {
+        let (start, second) = (Instant::now(), Cell::new(0));
+        let (breaker, mut notices) = (Arc::new(Breaker::default()), Vec::new());
+        breaker.open(start);
+        let mut recovery = Recovery::new(|| Ok(Device::cpu()), |_| Ok(()), |notice| notices.push(notice.to_string()))
+            .with_clock(|| start + Duration::from_secs(second.get()))
+            .with_breaker(breaker.clone());
+        // It was opened while a GPU was in use, and then nothing is to be tried so far.
+        assert!(recovery.moved(true).unwrap().is_some() && recovery.is_fallback());
+        assert!(recovery.moved(false).unwrap().is_none());
+        second.set(300);
+        assert!(recovery.moved(false).unwrap().is_none() && recovery.is_fallback());
+        drop(recovery);
+        assert_eq!(breaker.stats(start).n_trials, 1);
+        assert!(notices.len() == 2 && notices[1].contains("no GPU any more"), "{notices:?}");
     }
 }

@@ -88,6 +88,11 @@ impl Server {
     /// loading.
     pub fn bind(address: SocketAddr, models: Vec<ModelSpec>, options: ServerOptions) -> Result<Server, Error> {
         let ServerOptions { limits, keep, api_keys, hosts, origins, page, tls, tell, log } = options;
+        if limits.bodies_bytes < limits.body_bytes {
+            let (expected, found) =
+                (format!("{} or more, the bytes of one body", limits.body_bytes), limits.bodies_bytes);
+            return Err(Error::Option { option: "max_bodies", expected, found: found.to_string() });
+        }
         let guard = Guard::new(address, &hosts, &origins, &api_keys, tls.is_some())?;
         let failed = |source| Error::Io { path: address.to_string().into(), source };
         let listener = TcpListener::bind(address).map_err(failed)?;
@@ -99,8 +104,9 @@ impl Server {
         models.preload()?;
         let preparing = Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from)));
         let page = page.as_deref().map(Page::open).transpose()?;
-        let app = App { models, limits, guard, metrics: Arc::new(Metrics::new()), page, log, preparing };
-        let app = Arc::new(app);
+        let bodies = Arc::new(Semaphore::new(limits.bodies_bytes.min(Semaphore::MAX_PERMITS)));
+        let metrics = Arc::new(Metrics::new());
+        let app = Arc::new(App { models, limits, guard, metrics, page, log, preparing, bodies });
         let router = routes::router(app.clone());
         let connections = Connections {
             limits: app.limits.clone(),

@@ -397,3 +397,48 @@ fn a_lost_device_fails_what_it_computed() {
     let stats = engine.stats();
     assert_eq!((stats.n_failed, stats.n_running, stats.n_free_pages), (3, 0, stats.n_pages));
 }
+
+/// Two devices behind one queue: each text is what one of them alone makes of it, both have a part, and none is lost. The one with
+/// more places free begins a text.
+#[test]
+fn several_devices_share_a_queue() {
+    let devices = executors();
+    let [cpu, gpu] = &devices[..] else { return };
+    let models = [builtin(cpu), builtin(gpu)];
+    let options = EngineOptions { max_sequences: 2, max_queued: 64, prefix_cache: false, ..EngineOptions::default() };
+    let requests: Vec<Request> =
+        prompts(&models[0], 10, 5).into_iter().map(|ids| Request::new(ids, greedy(5))).collect();
+    let alone: Vec<[Text; 2]> = requests
+        .iter()
+        .map(|request| [0, 1].map(|i| together(&models[i], &options, &[(0, request.clone())]).0.remove(0)))
+        .collect();
+    let (engine, mut drivers) = Engine::over(&models, &options).unwrap();
+    let streams: Vec<Stream> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+    let running = |engine: &Engine| engine.devices().iter().map(|device| device.stats.n_running).collect::<Vec<_>>();
+    // The first fills its places only as the second does.
+    block_on(drivers[0].step()).unwrap();
+    assert_eq!(running(&engine), [1, 0]);
+    block_on(drivers[1].step()).unwrap();
+    block_on(drivers[0].step()).unwrap();
+    block_on(drivers[1].step()).unwrap();
+    assert_eq!(running(&engine), [2, 2]);
+    while drivers.iter_mut().map(|driver| block_on(driver.step()).unwrap()).fold(false, |any, is_busy| any | is_busy) {}
+    for (i, (stream, alone)) in streams.into_iter().zip(&alone).enumerate() {
+        assert_eq!(alone[0].ids(), alone[1].ids(), "text {i} on both");
+        let text = collect(stream).unwrap();
+        assert!(alone.contains(&text), "text {i}");
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.n_submitted, stats.n_finished, stats.n_failed), (10, 10, 0));
+    let each = engine.devices();
+    assert!(each.iter().all(|device| device.stats.n_finished > 1), "{each:?}");
+    assert_eq!([&each[0].device, &each[1].device], [cpu, gpu].map(|device| &device.info().name));
+    // A device that is gone leaves what waits to the other one.
+    let last = engine.submit(requests[0].clone()).unwrap();
+    drop(drivers.remove(0));
+    while block_on(drivers[0].step()).unwrap() {}
+    assert_eq!(collect(last).unwrap(), alone[0][1]);
+    // They have to be one and the same model.
+    let others = [models[0].clone(), tiny(gpu, "qwen2")];
+    assert!(matches!(Engine::over(&others, &options).err(), Some(Error::Operand { operand: "models", .. })));
+}

@@ -39,8 +39,10 @@ fn load(device: &Device, path: &Path) -> Model {
     load_as(device, path, KvType::F32)
 }
 
+/// Exact: a GPU with half precision would round what references did not.
 fn load_as(device: &Device, path: &Path, kv_type: KvType) -> Model {
-    Model::load(device, path, LoadOptions { kv_type, ..LoadOptions::default() }).unwrap_or_else(|e| panic!("{e}"))
+    Model::load(device, path, LoadOptions { kv_type, exact: true, ..LoadOptions::default() })
+        .unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// Generates greedily and compares with the reference up to the first near-tie.

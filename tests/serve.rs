@@ -13,6 +13,8 @@ mod client;
 mod endpoints;
 #[path = "serve/errors.rs"]
 mod errors;
+#[path = "serve/faults.rs"]
+mod faults;
 #[path = "serve/guard.rs"]
 mod guard;
 #[path = "serve/program.rs"]

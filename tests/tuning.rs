@@ -146,7 +146,11 @@ fn a_file_that_is_of_no_use_is_ignored_with_a_notice() {
     size["choices"][0]["size"] = 3.into();
     let mut kernel = value.clone();
     kernel["choices"][0]["kernel"] = "matmat".into();
+    let mut rows = value.clone();
+    rows["choices"][0]["rows"] = 12.into();
     let cases = [
+        ("rows", format!("{rows:#}\n"), "digest is another one"),
+        ("no digest", rows.to_string(), "no digest"),
         ("empty", String::new(), "no JSON"),
         ("text", "not a tuning".into(), "no JSON"),
         ("cut", good[..good.len() / 2].into(), "no JSON"),

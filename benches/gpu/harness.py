@@ -200,7 +200,8 @@ class Harness:
             collect(parts, missing, name, lambda: self.test(name, command))
 
     def test(self, name, command):
-        code = self.attempt(f"test {name}", command, REQUIRE_ADAPTER="1", TILEWRIGHT_FULL="1")
+        full = {} if self.args.short_tests else {"TILEWRIGHT_FULL": "1"}
+        code = self.attempt(f"test {name}", command, REQUIRE_ADAPTER="1", **full)
         text = self.log(f"test {name}", "out").read_text(errors="replace")
         if re.search(r"^running \d+ test", text, re.MULTILINE) is None:
             raise Unavailable(f"no test began: {blame(self.log(f'test {name}', 'err'))}")
@@ -210,6 +211,7 @@ class Harness:
         return {
             # A crash leaves no result, and is a failure.
             "is_passed": code == 0,
+            "is_short": self.args.short_tests,
             "n_passed": sum(map(int, re.findall(r"^test result: \S+ (\d+) passed", text, re.MULTILINE))),
             "tiers": {tier: int(count) for tier, count in tiers},
             "case": os.environ.get("TILEWRIGHT_CASE"),
@@ -401,6 +403,7 @@ def arguments():
     parser.add_argument("--device", help="part of the adapter's name, where there are several")
     parser.add_argument("--tilewright", metavar="BIN", help="a release binary instead of building one")
     parser.add_argument("--tests", type=words, default=[], metavar="BIN,..", help="test binaries instead of building")
+    parser.add_argument("--short-tests", action="store_true", help="only the cases of CI, where there is little time")
     parser.add_argument("--models", metavar="SHAPE:TYPE,..", help=f"files to make and measure: {MODELS}")
     parser.add_argument("--models-dir", metavar="DIR", help="where model files are kept; OUT/models if absent")
     parser.add_argument("--wheels", metavar="DIR", help="install from DIR/STAGE instead of the network")

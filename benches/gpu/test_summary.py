@@ -57,7 +57,7 @@ def good():
     rows = [{"phase": phase, "tokens_per_second": spread(100)} for phase in ["prefill", "decode"]]
     settings = {"plain attention": {"prefill": spread(90), "decode": spread(90)}}
     peer = {"version": "1", "device": "a", "remarks": [], "settings": settings}
-    tests = {"is_passed": True, "n_passed": 5, "case": None, "skipped": [], "tiers": {"baseline": 9}}
+    tests = {"is_passed": True, "is_short": False, "n_passed": 5, "case": None, "skipped": [], "tiers": {"baseline": 9}}
     return {
         "date": "2026-01-01 00:00 UTC",
         "command": "benches/gpu/run",
@@ -145,6 +145,9 @@ class Targets(unittest.TestCase):
     def test_some_cases_are_not_all(self):
         results = good()
         results["stages"]["tests"]["parts"]["kernels"]["case"] = "argmax"
+        self.assertEqual(verdicts(results)[0], NOT_RUN)
+        results = good()
+        results["stages"]["tests"]["parts"]["model"]["is_short"] = True
         self.assertEqual(verdicts(results)[0], NOT_RUN)
 
     def test_the_worst_matrix_counts(self):

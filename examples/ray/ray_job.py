@@ -1,8 +1,9 @@
-"""Vectors of the texts in Parquet files, by a pool of workers on a Ray cluster.
+"""Vectors of the texts in Parquet files, or answers to them, by a pool of workers on a Ray cluster.
 
     python ray_job.py --model all-MiniLM-L6-v2/ --input docs/ --output vectors/ --workers 4 --gpus 1
+    python ray_job.py --model qwen.gguf --generate 200 --input prompts/ --output answers/ --workers 4 --gpus 1
 
-Run it again after a crash, of a worker or of everything: rows whose vectors were written are not taken again.
+Run it again after a crash, of a worker or of everything: rows that were written are not taken again.
 """
 
 import argparse
@@ -11,27 +12,30 @@ import ray
 from ray.data.checkpoint import CheckpointConfig
 
 from tilewright_embed import Embedder, with_lists
+from tilewright_generate import Generator
 
 
-class Worker(Embedder):
+class Embeds(Embedder):
     def __call__(self, table):
         return with_lists(super().__call__(table))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder or file of a text encoder, the same on every node")
+    parser.add_argument("--model", required=True, help="folder or file of a text encoder, or of a model that generates, the same on every node")
     parser.add_argument("--input", required=True, help="Parquet file or folder")
-    parser.add_argument("--output", required=True, help="folder for Parquet files with the vectors")
+    parser.add_argument("--output", required=True, help="folder for Parquet files with the vectors or answers")
     parser.add_argument("--column", default="text", help="column with the texts")
     parser.add_argument("--id", default="id", help="column whose values tell rows apart")
+    parser.add_argument("--generate", type=int, metavar="N", help="go on with each text, by up to N tokens, in place of making vectors")
+    parser.add_argument("--parallel", type=int, default=16, help="texts that a worker generates at a time")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--gpus", type=float, default=0, help="GPUs of a worker")
     parser.add_argument("--cpus", type=float, default=0.5, help="cores set aside for a worker; readers and writers need one each")
     parser.add_argument("--batch-size", type=int, default=2048, help="rows that go through a worker at a time")
     parser.add_argument("--checkpoint", help="folder that remembers the rows that are done; OUTPUT.checkpoint if absent")
     parser.add_argument("--program", default="tilewright", help="the command, if it is not on the PATH")
-    parser.add_argument("flags", nargs="*", help="behind `--`: flags of `tilewright embed`")
+    parser.add_argument("flags", nargs="*", help="behind `--`: flags of `tilewright embed` or `tilewright serve`")
     args = parser.parse_args()
 
     context = ray.data.DataContext.get_current()
@@ -39,9 +43,14 @@ def main():
     context.checkpoint_config = CheckpointConfig(args.id, checkpoint)
     # What a worker takes at a time, so what is done again if it dies.
     blocks = ray.data.read_parquet(args.input).repartition(target_num_rows_per_block=4 * args.batch_size)
+    if args.generate:
+        options = {"max_tokens": args.generate}
+        worker, arguments = Generator, (args.model, args.column, options, args.flags, args.program, args.parallel)
+    else:
+        worker, arguments = Embeds, (args.model, args.column, args.flags, args.program)
     rows = blocks.map_batches(
-        Worker,
-        fn_constructor_args=(args.model, args.column, args.flags, args.program),
+        worker,
+        fn_constructor_args=arguments,
         batch_format="pyarrow",
         batch_size=args.batch_size,
         compute=ray.data.ActorPoolStrategy(size=args.workers),

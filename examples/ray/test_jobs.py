@@ -1,6 +1,6 @@
 """Jobs that lose a process midway: every row is in the result exactly once.
 
-    cargo build --release --features tables && pip install -r examples/ray/requirements.txt && python examples/ray/test_jobs.py
+    cargo build --release --features tables,serve && pip install -r examples/ray/requirements.txt && python examples/ray/test_jobs.py
 """
 
 import collections
@@ -22,10 +22,12 @@ import pyarrow.parquet
 
 import tilewright_embed
 from tilewright_embed import EmbedError, Embedder, with_lists
+from tilewright_generate import GenerateError, Generator
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROGRAM = os.environ.get("TILEWRIGHT", str(HERE.parent.parent / "target/release/tilewright"))
 ROWS = int(os.environ.get("ROWS", 100_000))
+STORIES = str(HERE.parent.parent / "assets/stories.gguf")
 FLAGS = ["--device", "cpu"]
 WORDS = "a quiet river runs under the old stone bridge where children fish for silver eels at noon".split()
 
@@ -88,40 +90,39 @@ def texts(n):
     return [None if i % 97 == 0 else " ".join(random.choices(WORDS, k=random.randint(3, 20))) for i in range(n)]
 
 
-def processes(program):
-    """Process and parent of each `tilewright embed`."""
+def processes(program, command=b"embed"):
+    """Process and parent of each `tilewright embed`, or of another command."""
     found = []
     for folder in pathlib.Path("/proc").iterdir():
         try:
-            command = (folder / "cmdline").read_bytes().split(b"\0")
+            called = (folder / "cmdline").read_bytes().split(b"\0")
             parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
         except (OSError, IndexError):
             continue
-        if command[:2] == [program.encode(), b"embed"]:
+        if called[:2] == [program.encode(), command]:
             found.append((int(folder.name), parent))
     return found
 
 
-class Jobs(unittest.TestCase):
+class Job(unittest.TestCase):
+    n_rows, model = ROWS, None
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
-        table = pa.table({"id": range(ROWS), "text": texts(ROWS)})
+        table = pa.table({"id": range(self.n_rows), "text": texts(self.n_rows)})
         (self.folder / "docs").mkdir()
         n_files = 20
         for i in range(n_files):
-            part = table.slice(i * ROWS // n_files, ROWS // n_files)
+            part = table.slice(i * self.n_rows // n_files, self.n_rows // n_files)
             pa.parquet.write_table(part, self.folder / "docs" / f"{i:02}.parquet")
 
     def start(self, job, *args):
-        command = [sys.executable, str(HERE / job), "--model", MODEL, "--output", str(self.folder / "vectors")]
+        command = [sys.executable, str(HERE / job), "--model", self.model or MODEL, "--output", str(self.folder / "vectors")]
         command += ["--program", PROGRAM, "--batch-size", "512", *args, "--", *FLAGS]
         self.log = open(self.folder / "log", "ab")
         return subprocess.Popen(command, stdout=self.log, stderr=self.log, cwd=HERE)
-
-    def start_ray(self):
-        return self.start("ray_job.py", "--input", str(self.folder / "docs"), "--workers", "2", "--cpus", "0")
 
     def finish(self, job):
         code = job.wait(timeout=1800)
@@ -131,6 +132,20 @@ class Jobs(unittest.TestCase):
     def written(self):
         return list((self.folder / "vectors").glob("**/*.parquet"))
 
+    def check_rows(self):
+        """Every row is there, once."""
+        table = pa.dataset.dataset(self.written()).to_table().sort_by("id")
+        counts = collections.Counter(table.column("id").to_pylist())
+        self.assertEqual(len(counts), self.n_rows)
+        self.assertEqual(set(counts.values()), {1})
+        self.assertEqual(table.column("text").to_pylist(), texts(self.n_rows))
+        return table
+
+
+class Vectors(Job):
+    def start_ray(self):
+        return self.start("ray_job.py", "--input", str(self.folder / "docs"), "--workers", "2", "--cpus", "0")
+
     def until_midway(self, job):
         """Waits until some of the vectors are written, and others are being made."""
         while len(self.written()) < 3 or len(processes(PROGRAM)) < 2:
@@ -138,11 +153,7 @@ class Jobs(unittest.TestCase):
             time.sleep(0.1)
 
     def check_all(self):
-        table = pa.dataset.dataset(self.written()).to_table().sort_by("id")
-        counts = collections.Counter(table.column("id").to_pylist())
-        self.assertEqual(len(counts), ROWS)
-        self.assertEqual(set(counts.values()), {1})
-        self.assertEqual(table.column("text").to_pylist(), texts(ROWS))
+        table = self.check_rows()
         embedder = Embedder(MODEL, flags=FLAGS, program=PROGRAM)
         self.addCleanup(embedder.close)
         # A null is a null, and all else has the vector that it has in any other batch.
@@ -176,6 +187,33 @@ class Jobs(unittest.TestCase):
         self.check_all()
 
 
+class Answers(Job):
+    # They take longer.
+    n_rows, model = max(ROWS // 50, 400), STORIES
+
+    def test_ray_generates_with_killed_processes(self):
+        generate = ["--generate", "24", "--parallel", "8", "--batch-size", "20"]
+        job = self.start("ray_job.py", "--input", str(self.folder / "docs"), "--workers", "2", "--cpus", "0", *generate)
+        while not self.written() or len(processes(PROGRAM, b"serve")) < 2:
+            self.assertIsNone(job.poll(), (self.folder / "log").read_text()[-4000:])
+            time.sleep(0.1)
+        (first, _), (second, worker) = processes(PROGRAM, b"serve")[:2]
+        # A server, and a worker of Ray's, with which its server ends.
+        os.kill(first, signal.SIGKILL)
+        os.kill(worker, signal.SIGKILL)
+        self.finish(job)
+        while {second, first} & {process for process, _ in processes(PROGRAM, b"serve")}:
+            time.sleep(0.1)
+        table = self.check_rows()
+        self.assertEqual(table.column("error").null_count, self.n_rows)
+        # A null has no answer, and all else has the one that it has alone.
+        generator = Generator(STORIES, options={"max_tokens": 24}, flags=FLAGS, program=PROGRAM, parallel=1)
+        self.addCleanup(generator.close)
+        part = table.slice(self.n_rows // 3, 40)
+        self.assertEqual(generator(part.select(["text"])).column("answer"), part.column("answer"))
+        self.assertEqual(table.column("answer").null_count, len(range(0, self.n_rows, 97)))
+
+
 class Adapter(unittest.TestCase):
     def embedder(self, *args, **kwargs):
         embedder = Embedder(MODEL, *args, flags=FLAGS, program=PROGRAM, **kwargs)
@@ -207,6 +245,18 @@ class Adapter(unittest.TestCase):
         embedder.command = ["false"]
         with self.assertRaisesRegex(EmbedError, "2 tries: `false` ended with 1"):
             embedder(pa.table({"text": ["a"]}))
+
+    def test_a_dead_server_is_replaced(self):
+        generator = Generator(STORIES, options={"max_tokens": 8}, flags=FLAGS, program=PROGRAM)
+        self.addCleanup(generator.close)
+        table = pa.table({"text": ["Once", None, "the cat " * 400, "A dog"]})
+        before = generator(table)
+        self.assertEqual([answer is None for answer in before.column("answer").to_pylist()], [False, True, True, False])
+        self.assertRegex(before.column("error")[2].as_py(), "holds 512")
+        generator.process.kill()
+        self.assertEqual(generator(table), before)
+        with self.assertRaisesRegex(GenerateError, "did not start"):
+            Generator("/nowhere", flags=FLAGS, program=PROGRAM)(table)
 
     def test_the_gpu_of_a_worker_is_named_by_its_address(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -27,8 +27,8 @@ fn within(row: u32, n_rows: u32) -> u32 {
 }
 
 // What an invocation has read for a step and not yet staged: rounds of x, two quads each, and of w, four each. There is
-// room for the largest tile and subgroups of 16, or of 8 where matrices are smaller, and for twice the DEPTH with
-// subgroups twice as large.
+// room for the largest tile and subgroups of 16, or of 8 where matrices are smaller; with twice the DEPTH for no more rows
+// of either than there are invocations.
 struct Ahead { x: array<vec4<f16>, 16>, w: array<vec4<f16>, 16> }
 
 fn read_step(local: u32, m0: u32, n0: u32, q0: u32) -> Ahead {

@@ -486,7 +486,7 @@ impl<'a> Chat<'a> {
     fn save(&self, path: &Path) -> Result<(), Error> {
         let json = format!("{:#}\n", serde_json::json!(self.conversation()));
         if is_json(path) {
-            return std::fs::write(path, json).map_err(|source| Error::Io { path: path.into(), source });
+            return tilewright::replace_file(path, json.as_bytes());
         }
         pollster::block_on(self.session.save(path, &json))
     }

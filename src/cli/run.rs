@@ -8,6 +8,8 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
+#[cfg(feature = "serve")]
+use tilewright::DeviceChoice;
 #[cfg(feature = "grammar")]
 use tilewright::answer::Format;
 use tilewright::answer::{AnswerReader, ToolCall};
@@ -238,6 +240,21 @@ impl GenerateArgs {
 impl ModelArgs {
     pub fn open(&self) -> Result<Device, Error> {
         self.device.open()
+    }
+
+    /// The devices that are asked for, where a command can use several.
+    #[cfg(feature = "serve")]
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a name that is none.
+    pub fn devices(&self) -> Result<Vec<DeviceChoice>, Error> {
+        self.device.choices()
+    }
+
+    /// Opens one of them.
+    #[cfg(feature = "serve")]
+    pub fn open_one(&self, choice: &DeviceChoice) -> Result<Device, Error> {
+        self.device.open_one(choice)
     }
 
     /// How the model is loaded.

@@ -3,14 +3,16 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use tilewright::chat::ChatTemplate;
-use tilewright::engine::EngineOptions;
+use tilewright::engine::{Engine, EngineOptions};
 use tilewright::load::{ModelFile, ModelShape};
 use tilewright::serve::{Decoder, KeepOptions, Limits, Loaded, ModelSpec, Server, ServerOptions, size_of_files};
-use tilewright::{Device, EmbedOptions, Embedder, Error, Model, RerankOptions, Reranker};
+use tilewright::{
+    Breaker, Device, DeviceChoice, EmbedOptions, Embedder, Error, Model, Recovery, RerankOptions, Reranker,
+};
 
 use super::run::{self, ModelArgs, with_loading_bar};
 use super::{Failure, hub, parse_bytes, tell_findings};
@@ -25,6 +27,7 @@ Examples:
   tilewright serve --template chatml                   the built-in model, as `stories`
   tilewright serve model.gguf --host 0.0.0.0 --api-key-file key --tls-cert cert.pem --tls-key key.pem
   tilewright serve a.gguf b.gguf c.gguf --max-loaded 1 --idle-timeout 300
+  tilewright serve model.gguf --device all             every GPU computes a part of the texts
 
   curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
     -d '{\"model\": \"model\", \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
@@ -78,6 +81,9 @@ pub struct ServeArgs {
     /// Template that is built in, for models whose files have none.
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
+    /// End when standard input does: with the program that started this one, however that ends.
+    #[arg(long)]
+    end_with_stdin: bool,
     /// Write a line of JSON to stderr for each request: time, method, endpoint, status, milliseconds.
     #[arg(long)]
     log_requests: bool,
@@ -97,6 +103,10 @@ struct EngineArgs {
     /// Tokens of all texts together that a model's cache holds; as many as the memory allows if absent.
     #[arg(long, value_name = "N")]
     cache_tokens: Option<u32>,
+    /// Give up a GPU whose step takes longer than so many seconds, and go on as after a lost device. The first steps compile
+    /// shaders, which takes seconds as well. No limit if absent.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    step_limit: Option<u64>,
     /// Compute each prompt anew, also where it begins as an earlier one did.
     #[arg(long)]
     no_prefix_cache: bool,
@@ -123,7 +133,11 @@ struct LimitArgs {
     /// Bytes of a request's body, such as 8M.
     #[arg(long, default_value = "8M", value_parser = parse_bytes, value_name = "BYTES")]
     max_body: u64,
-    /// Connections at a time.
+    /// Bytes of the bodies of all requests at a time, without the first 64 KiB of each; what is beyond is refused with status 429.
+    /// Eight times --max-body if absent.
+    #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
+    max_bodies: Option<u64>,
+    /// Connections at a time. For a further one, the one ends that has waited longest for its client.
     #[arg(long, default_value_t = 512, value_name = "N")]
     max_connections: u16,
     /// Seconds that answers in progress have once the server is told to end.
@@ -131,51 +145,79 @@ struct LimitArgs {
     drain: u64,
 }
 
-/// What loads models: the device is opened once, and again after it was lost.
+/// What loads models: each device is opened once, and again after it was lost.
 pub struct Loader {
     args: ModelArgs,
     engine: EngineOptions,
     template: Option<String>,
+    places: Vec<Place>,
+}
+
+/// A device that models share.
+struct Place {
+    choice: DeviceChoice,
     device: Mutex<Option<Device>>,
 }
 
+impl Place {
+    fn device(&self, args: &ModelArgs) -> Result<Device, Error> {
+        let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*device {
+            Some(device) if !device.is_lost() => Ok(device.clone()),
+            _ => Ok(device.insert(args.open_one(&self.choice)?).clone()),
+        }
+    }
+}
+
 impl Loader {
-    pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Arc<Loader> {
-        Arc::new(Loader { args, engine, template, device: Mutex::new(None) })
+    pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Result<Arc<Loader>, Error> {
+        let places = args.devices()?.into_iter().map(|choice| Place { choice, device: Mutex::default() }).collect();
+        Ok(Arc::new(Loader { args, engine, template, places }))
     }
 
     /// A model that is given as `[NAME=]MODEL`, or the built-in one.
-    pub fn spec(self: &Arc<Loader>, given: Option<&str>) -> Result<ModelSpec, Error> {
-        let loader = self.clone();
-        let Some(given) = given else {
-            return Ok(ModelSpec::new(BUILTIN, ModelFile::BUILTIN.len() as u64, move || loader.load(None)));
+    pub fn spec(self: &Arc<Self>, given: Option<&str>) -> Result<ModelSpec, Error> {
+        let (name, path) = match given {
+            Some(given) => named(given).map(|(name, path)| (name, Some(path)))?,
+            None => (BUILTIN.into(), None),
         };
-        let (name, path) = named(given)?;
-        let size = size_of_files(&path);
-        Ok(ModelSpec::new(name, size, move || loader.load(Some(&path))))
+        let size = path.as_deref().map_or(ModelFile::BUILTIN.len() as u64, size_of_files);
+        let breakers: Vec<Arc<Breaker>> = self.places.iter().map(|_| Arc::default()).collect();
+        let (loader, of_load) = (self.clone(), breakers.clone());
+        Ok(ModelSpec::new(name, size, move || loader.load(path.as_deref(), &of_load)).with_breakers(breakers))
     }
 
-    /// The device, opened at the first call.
+    /// The first device, opened if it is not.
     pub fn device(&self) -> Result<Device, Error> {
-        let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*device {
-            Some(device) => Ok(device.clone()),
-            None => Ok(device.insert(self.args.open()?).clone()),
-        }
+        self.open(0)
     }
 
-    fn load(&self, path: Option<&Path>) -> Result<Loaded, Error> {
-        let loaded = self.load_onto(&self.device()?, path);
-        match loaded {
-            Err(error) if error.code() == "device_lost" => {
-                *self.device.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                self.load_onto(&self.device()?, path)
+    /// Loads a model where its breakers let it: one that continues texts onto every device, an encoder onto the first.
+    fn load(self: &Arc<Self>, path: Option<&Path>, breakers: &[Arc<Breaker>]) -> Result<Loaded, Error> {
+        let mut models = Vec::new();
+        for (i, breaker) in breakers.iter().enumerate() {
+            let loader = self.clone();
+            let mut recovery = Recovery::new(move || loader.open(i), |device| self.load_onto(path, device), tell)
+                .with_breaker(breaker.clone());
+            let loaded = match breaker.admits(Instant::now()) {
+                true => recovery.load(&self.open(i)?)?,
+                false => recovery.load(&Device::cpu())?,
+            };
+            match loaded {
+                Loading::Encoder(loaded) => return Ok(loaded),
+                Loading::Decoder(model) => models.push((model, self.recovery(path, i, breaker))),
             }
-            loaded => loaded,
         }
+        let engine = Engine::spawn_with(models, &self.engine)?;
+        Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, self.template.as_deref())?)))
     }
 
-    fn load_onto(&self, device: &Device, path: Option<&Path>) -> Result<Loaded, Error> {
+    /// The `i`-th device.
+    fn open(&self, i: usize) -> Result<Device, Error> {
+        self.places[i].device(&self.args)
+    }
+
+    fn load_onto(&self, path: Option<&Path>, device: &Device) -> Result<Loading, Error> {
         let shape = path.map(ModelFile::open).transpose()?.map(|file| file.header.shape);
         let memory_limit = self.args.options().memory_limit;
         let loaded = match (shape, path) {
@@ -184,19 +226,16 @@ impl Loader {
                     let options = RerankOptions { progress: Some(progress), memory_limit, ..RerankOptions::default() };
                     Reranker::load(device, path, options)
                 };
-                Loaded::Reranker(with_loading_bar(load)?)
+                Loading::Encoder(Loaded::Reranker(with_loading_bar(load)?))
             }
             (Some(ModelShape::Encoder(_)), Some(path)) => {
                 let load = |progress: &mut dyn FnMut(u64, u64)| {
                     let options = EmbedOptions { progress: Some(progress), memory_limit, ..EmbedOptions::default() };
                     Embedder::load(device, path, options)
                 };
-                Loaded::Embedder(with_loading_bar(load)?)
+                Loading::Encoder(Loaded::Embedder(with_loading_bar(load)?))
             }
-            _ => {
-                let model: Model = self.args.adapted(run::load(path, device, self.args.options())?)?;
-                Loaded::Decoder(Arc::new(Decoder::new(&model, &self.engine, self.template.as_deref())?))
-            }
+            _ => Loading::Decoder(self.load_decoder(path, device)?),
         };
         tell_findings(device);
         if let Err(error) = device.save_pipeline_cache() {
@@ -204,6 +243,35 @@ impl Loader {
         }
         Ok(loaded)
     }
+
+    fn load_decoder(&self, path: Option<&Path>, device: &Device) -> Result<Model, Error> {
+        self.args.adapted(run::load(path, device, self.args.options())?)
+    }
+
+    /// What makes that which loads a model anew, in the thread that computes.
+    fn recovery(
+        self: &Arc<Self>,
+        path: Option<&Path>,
+        i: usize,
+        breaker: &Arc<Breaker>,
+    ) -> impl FnOnce() -> Recovery<'static, Model> + Send + use<> {
+        let (path, breaker) = (path.map(Path::to_path_buf), breaker.clone());
+        let (opens, loads) = (self.clone(), self.clone());
+        move || {
+            let load = move |device: &Device| loads.load_decoder(path.as_deref(), device);
+            Recovery::new(move || opens.open(i), load, tell).with_breaker(breaker)
+        }
+    }
+}
+
+/// A model before anything computes with it.
+enum Loading {
+    Encoder(Loaded),
+    Decoder(Model),
+}
+
+fn tell(notice: &str) {
+    eprintln!("notice: {notice}");
 }
 
 /// A model's name and its file.
@@ -252,24 +320,27 @@ fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
 pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let ServeArgs { models, host, port, allow_host, cors, tls_cert, tls_key, page, .. } = args;
     let api_keys = keys(args.api_key, &args.api_key_file)?;
-    let EngineArgs { parallel, queue, cache_tokens, no_prefix_cache, max_loaded, idle_timeout, lazy } = args.engine;
+    let EngineArgs { parallel, queue, cache_tokens, no_prefix_cache, max_loaded, idle_timeout, lazy, step_limit } =
+        args.engine;
     let engine = EngineOptions {
         max_sequences: parallel,
         max_queued: queue.unwrap_or(2 * parallel as usize),
         cache_tokens,
         prefix_cache: !no_prefix_cache,
+        step_limit: step_limit.map(Duration::from_secs),
     };
     engine.check()?;
-    let loader = Loader::new(args.model, engine, args.template);
+    let loader = Loader::new(args.model, engine, args.template)?;
     let mut specs: Vec<ModelSpec> =
         models.iter().map(|given| loader.spec(Some(given))).collect::<Result<_, Error>>()?;
     if specs.is_empty() {
         specs.push(loader.spec(None)?);
     }
     let names: Vec<String> = specs.iter().map(|spec| format!("`{}`", spec.name())).collect();
-    let LimitArgs { max_tokens, answer_time, max_body, max_connections, drain } = args.limits;
+    let LimitArgs { max_tokens, answer_time, max_body, max_bodies, max_connections, drain } = args.limits;
     let limits = Limits {
         body_bytes: max_body.try_into().unwrap_or(usize::MAX),
+        bodies_bytes: max_bodies.unwrap_or(max_body.saturating_mul(8)).try_into().unwrap_or(usize::MAX),
         connections: usize::from(max_connections.max(1)),
         max_tokens,
         answer_time: Duration::from_secs(answer_time),
@@ -294,21 +365,34 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let runtime = runtime.map_err(|source| Error::Io { path: "threads".into(), source })?;
     let server = Server::bind(SocketAddr::new(host, port), specs, options)?;
     eprintln!("serving {} at {scheme}://{}", names.join(", "), server.address());
-    let served = runtime.block_on(server.run(ending()));
+    let served = runtime.block_on(server.run(ending(args.end_with_stdin)));
     // Answers whose time is over are given up.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(served?)
 }
 
-/// Until a signal asks for the end. A second one does not wait for answers.
-async fn ending() {
-    signalled().await;
+/// Until a signal asks for the end, or standard input has one. A second signal does not wait for answers.
+async fn ending(with_stdin: bool) {
+    tokio::select! {
+        () = signalled() => {}
+        () = input_ended(), if with_stdin => {}
+    }
     eprintln!("ending: answers in progress come to their ends; another signal ends them at once");
     tokio::spawn(async {
         signalled().await;
         // What a shell reports for a program that Ctrl-C ended.
         std::process::exit(130);
     });
+}
+
+async fn input_ended() {
+    let (sender, ended) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        // What cannot be read has ended as well.
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = sender.send(());
+    });
+    let _ = ended.await;
 }
 
 #[cfg(unix)]

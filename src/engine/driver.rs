@@ -10,10 +10,13 @@ use super::passes::{Passes, Sizes};
 use super::queue::{EngineStats, Shared, Waiting};
 use super::sequence::Sequence;
 use super::stream::Teller;
+#[cfg(not(target_arch = "wasm32"))]
+use super::watchdog::Watchdog;
 use crate::device::{Device, pause};
 use crate::error::Error;
 use crate::generate::{Model, StopReason};
 use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
+use crate::loss::LossReason;
 use crate::model::RowsEnding;
 use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;
@@ -26,6 +29,8 @@ const BESIDE: u32 = 128;
 pub struct Driver {
     model: Model,
     shared: Arc<Shared>,
+    /// Which one of the engine's it is.
+    number: usize,
     options: EngineOptions,
     passes: Passes,
     pages: Pages,
@@ -33,10 +38,26 @@ pub struct Driver {
     slots: Vec<u32>,
     /// In the order in which they began.
     running: Vec<Sequence>,
+    /// Tokens so far.
+    n_generated: u64,
+    #[cfg(not(target_arch = "wasm32"))]
+    watchdog: Option<Watchdog>,
+}
+
+impl Drop for Driver {
+    /// Other drivers are to take what waits.
+    fn drop(&mut self) {
+        self.shared.update(self.number, 0, |_| {});
+    }
 }
 
 impl Driver {
-    pub(super) fn new(model: &Model, options: &EngineOptions, shared: Arc<Shared>) -> Result<Driver, Error> {
+    pub(super) fn new(
+        model: &Model,
+        options: &EngineOptions,
+        shared: Arc<Shared>,
+        number: usize,
+    ) -> Result<Driver, Error> {
         model.expect_whole("engine")?;
         let passes = declare(model, options)?;
         let pages = Pages::new(passes.n_pages(), options.prefix_cache, n_copies(model, options));
@@ -44,12 +65,17 @@ impl Driver {
         let driver = Driver {
             model: model.clone(),
             shared,
+            number,
             options: options.clone(),
             passes,
             pages,
             slots,
             running: Vec::new(),
+            n_generated: 0,
+            #[cfg(not(target_arch = "wasm32"))]
+            watchdog: options.step_limit.map(Watchdog::begin).transpose()?,
         };
+        driver.tell_device();
         driver.update(|_| {});
         Ok(driver)
     }
@@ -71,13 +97,19 @@ impl Driver {
 
     async fn run_by(&mut self, mut recovery: Option<&mut Recovery<'_, Model>>) {
         while !self.running.is_empty() || self.shared.wait().await {
-            if let Err(error) = self.compute().await
-                && let Err(error) = self.recover(error, recovery.as_deref_mut())
-            {
+            if let Err(error) = self.compute_or_recover(recovery.as_deref_mut()).await {
                 self.fail(error);
             }
             pause().await;
         }
+    }
+
+    /// Gives it a thread.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(super) fn spawn(self, run: impl FnOnce(Driver) + Send + 'static) -> Result<(), Error> {
+        let thread = std::thread::Builder::new().name("tilewright engine".into());
+        let spawned = thread.spawn(move || run(self));
+        spawned.map(drop).map_err(|source| Error::Io { path: "a thread".into(), source })
     }
 
     /// Computes one step. False if there is nothing left to do. After an error all that were computed have failed.
@@ -85,7 +117,19 @@ impl Driver {
     /// # Errors
     /// Those of the device.
     pub async fn step(&mut self) -> Result<bool, Error> {
-        if let Err(error) = self.compute().await {
+        self.step_by(None).await
+    }
+
+    /// The same; where the device is lost, everything is loaded again and texts go on with the same tokens.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub async fn step_with(&mut self, recovery: &mut Recovery<'_, Model>) -> Result<bool, Error> {
+        self.step_by(Some(recovery)).await
+    }
+
+    async fn step_by(&mut self, recovery: Option<&mut Recovery<'_, Model>>) -> Result<bool, Error> {
+        if let Err(error) = self.compute_or_recover(recovery).await {
             let said = Error::Gpu { context: "a step of the engine".into(), message: error.to_string() };
             self.fail(error);
             return Err(said);
@@ -93,14 +137,72 @@ impl Driver {
         Ok(!self.running.is_empty() || self.shared.has_waiting())
     }
 
-    /// Loads the model again and has all sequences computed anew.
-    fn recover(&mut self, error: Error, recovery: Option<&mut Recovery<'_, Model>>) -> Result<(), Error> {
-        let Some(recovery) = recovery else { return Err(error) };
-        self.model = recovery.reload(error)?;
+    async fn compute_or_recover(&mut self, recovery: Option<&mut Recovery<'_, Model>>) -> Result<(), Error> {
+        let Some(recovery) = recovery else { return self.watched_compute().await };
+        if let Some(model) = recovery.moved(self.model.device().is_gpu())? {
+            self.go_on_with(model)?;
+        }
+        let n_before = self.n_generated;
+        let computed = self.watched_compute().await;
+        if recovery.is_fallback() && !self.model.device().is_gpu() {
+            let n = self.n_generated - n_before;
+            self.update(|stats| stats.fallback_tokens += n);
+        }
+        match computed {
+            Err(error) => {
+                let model = recovery.reload(self.lost(error))?;
+                self.go_on_with(model)
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// What a GPU refuses in a step loses it, so that there is one way of going on.
+    fn lost(&self, error: Error) -> Error {
+        let reason = match &error {
+            Error::OutOfMemory { .. } => LossReason::OutOfMemory,
+            Error::Gpu { .. } => LossReason::Refused,
+            _ => return error,
+        };
+        let device = self.model.device();
+        if !device.is_gpu() {
+            return error;
+        }
+        device.destroy();
+        Error::DeviceLost { reason, context: "computing a step".into(), message: error.to_string() }
+    }
+
+    /// Has all sequences computed anew by a model that was loaded again.
+    fn go_on_with(&mut self, model: Model) -> Result<(), Error> {
+        self.model = model;
+        self.tell_device();
         self.passes = declare(&self.model, &self.options)?;
         self.pages.forget();
         self.running.iter_mut().for_each(|sequence| sequence.forget(&mut self.pages));
+        self.update(|stats| stats.n_recoveries += 1);
         Ok(())
+    }
+
+    fn tell_device(&self) {
+        self.shared.set_device(self.number, &self.model.device().info().name);
+    }
+
+    /// A step, and what becomes of one that takes too long.
+    #[cfg(not(target_arch = "wasm32"))]
+    async fn watched_compute(&mut self) -> Result<(), Error> {
+        if let Some(watchdog) = &self.watchdog {
+            watchdog.step_begins(self.model.device());
+        }
+        let computed = self.compute().await;
+        if self.watchdog.as_ref().is_some_and(Watchdog::step_ends) {
+            self.update(|stats| stats.n_slow_steps += 1);
+        }
+        computed
+    }
+
+    #[cfg(target_arch = "wasm32")]
+    async fn watched_compute(&mut self) -> Result<(), Error> {
+        self.compute().await
     }
 
     /// Ends all sequences with an error, of which all but the first are told in words.
@@ -123,7 +225,7 @@ impl Driver {
     }
 
     fn update(&self, change: impl FnOnce(&mut EngineStats)) {
-        self.shared.update(self.slots.len(), |stats| {
+        self.shared.update(self.number, self.slots.len(), |stats| {
             stats.n_running = self.running.len();
             stats.n_pages = self.pages.len();
             stats.n_free_pages = self.pages.n_free();
@@ -184,7 +286,7 @@ impl Driver {
     /// Begins requests while there are places and pages.
     fn admit(&mut self) -> Result<(), Error> {
         while let Some(&slot) = self.slots.last() {
-            let Some(waiting) = self.shared.take() else { break };
+            let Some(waiting) = self.shared.take(self.number) else { break };
             if waiting.request.options.max_tokens == 0 {
                 waiting.teller.begin(waiting.request.ids.len(), 0);
                 waiting.teller.end(StopReason::MaxTokens);
@@ -206,7 +308,7 @@ impl Driver {
                 }
                 // It waits for pages, and those after it with it.
                 Err(waiting) => {
-                    self.shared.put_back(*waiting);
+                    self.shared.put_back(self.number, *waiting);
                     break;
                 }
             }
@@ -318,6 +420,7 @@ impl Driver {
             }
         }
         let n_generated = ready.len() as u64;
+        self.n_generated += n_generated;
         self.update(|stats| {
             stats.n_decode_passes += 1;
             stats.generated_tokens += n_generated;

@@ -1,5 +1,7 @@
 //! What an engine is given, and what it is asked for.
 
+use std::time::Duration;
+
 use web_time::Instant;
 
 use crate::error::Error;
@@ -17,12 +19,15 @@ pub struct EngineOptions {
     pub cache_tokens: Option<u32>,
     /// Whether what sequences have in common at their beginnings is computed once.
     pub prefix_cache: bool,
+    /// How long a step may take: the first ones compile shaders, which takes seconds on some devices. A GPU that takes longer
+    /// is given up, as one that is lost; of the CPU it is only counted. No limit if `None`; never one in a browser.
+    pub step_limit: Option<Duration>,
 }
 
 impl Default for EngineOptions {
-    /// 16 sequences, twice as many waiting, a cache as the memory allows, with a prefix cache.
+    /// 16 sequences, twice as many waiting, a cache as the memory allows, with a prefix cache, steps without a limit.
     fn default() -> Self {
-        EngineOptions { max_sequences: 16, max_queued: 32, cache_tokens: None, prefix_cache: true }
+        EngineOptions { max_sequences: 16, max_queued: 32, cache_tokens: None, prefix_cache: true, step_limit: None }
     }
 }
 
@@ -42,6 +47,9 @@ impl EngineOptions {
         }
         if self.cache_tokens == Some(0) {
             return Err(Error::Option { option: "cache_tokens", expected: "1 or more".into(), found: "0".into() });
+        }
+        if self.step_limit == Some(Duration::ZERO) {
+            return Err(Error::Option { option: "step_limit", expected: "a time above 0".into(), found: "0 s".into() });
         }
         Ok(())
     }

@@ -10,6 +10,8 @@ use super::watched::Watched;
 use crate::error::Error;
 use crate::generate::{Model, TokenGuide, guide};
 use crate::recording::MemoryPlan;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::recovery::Recovery;
 
 /// A request with the driver's end of its stream, and what its text has to match.
 pub(super) struct Waiting {
@@ -18,7 +20,7 @@ pub(super) struct Waiting {
     pub guide: Option<Box<dyn TokenGuide>>,
 }
 
-/// What engine and driver share.
+/// What an engine and its drivers share.
 pub(super) struct Shared {
     state: Watched<State>,
     max_queued: usize,
@@ -27,11 +29,22 @@ pub(super) struct Shared {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Waiting>,
-    /// Places that the driver has free.
-    n_free: usize,
     /// Whether requests are still taken.
     is_closed: bool,
     n_handles: usize,
+    n_submitted: u64,
+    n_refused: u64,
+    drivers: Vec<DriverState>,
+}
+
+/// What a driver says of itself.
+#[derive(Default)]
+struct DriverState {
+    /// Places that it has free.
+    n_free: usize,
+    /// Whether the next request waits for its pages.
+    lacks_pages: bool,
+    device: String,
     stats: EngineStats,
 }
 
@@ -70,21 +83,74 @@ pub struct EngineStats {
     pub n_free_pages: usize,
     /// Pages that no running sequence has, and that one which begins alike can take.
     pub n_kept_pages: usize,
+    /// How often all texts went on with the model loaded again: after a lost device, or moved to another one.
+    pub n_recoveries: u64,
+    /// Steps that took longer than [`EngineOptions::step_limit`].
+    pub n_slow_steps: u64,
+    /// Of the tokens that were generated those that the CPU computed in the place of a GPU that failed.
+    pub fallback_tokens: u64,
+}
+
+impl std::ops::Add for EngineStats {
+    type Output = EngineStats;
+
+    fn add(self, other: EngineStats) -> EngineStats {
+        EngineStats {
+            n_queued: self.n_queued + other.n_queued,
+            n_running: self.n_running + other.n_running,
+            n_submitted: self.n_submitted + other.n_submitted,
+            n_refused: self.n_refused + other.n_refused,
+            n_finished: self.n_finished + other.n_finished,
+            n_cancelled: self.n_cancelled + other.n_cancelled,
+            n_failed: self.n_failed + other.n_failed,
+            prompt_tokens: self.prompt_tokens + other.prompt_tokens,
+            cached_tokens: self.cached_tokens + other.cached_tokens,
+            generated_tokens: self.generated_tokens + other.generated_tokens,
+            n_decode_passes: self.n_decode_passes + other.n_decode_passes,
+            busy_micros: self.busy_micros + other.busy_micros,
+            n_prompt_passes: self.n_prompt_passes + other.n_prompt_passes,
+            n_pages: self.n_pages + other.n_pages,
+            n_free_pages: self.n_free_pages + other.n_free_pages,
+            n_kept_pages: self.n_kept_pages + other.n_kept_pages,
+            n_recoveries: self.n_recoveries + other.n_recoveries,
+            n_slow_steps: self.n_slow_steps + other.n_slow_steps,
+            fallback_tokens: self.fallback_tokens + other.fallback_tokens,
+        }
+    }
+}
+
+/// What one of an engine's devices did, and does.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct DeviceStats {
+    /// The device's name.
+    pub device: String,
+    /// Of its texts alone; nothing waits for one device.
+    pub stats: EngineStats,
 }
 
 impl Shared {
-    /// The request to begin next: of the highest priority, the one that came first.
-    pub fn take(&self) -> Option<Waiting> {
+    /// The request that a driver is to begin next: of the highest priority, the one that came first. None while another driver
+    /// has more places free and will take it.
+    pub fn take(&self, driver: usize) -> Option<Waiting> {
         self.state.with(|state| {
+            let n_free = state.drivers.get(driver)?.n_free;
+            if state.drivers.iter().any(|other| other.n_free > n_free && !other.lacks_pages) {
+                return None;
+            }
             let highest = state.waiting.iter().map(|waiting| waiting.request.priority).max()?;
             let at = state.waiting.iter().position(|waiting| waiting.request.priority == highest)?;
             state.waiting.remove(at)
         })
     }
 
-    /// Puts back a request that could not begin.
-    pub fn put_back(&self, waiting: Waiting) {
-        self.state.with(|state| state.waiting.push_front(waiting));
+    /// Puts back a request that could not begin for want of pages.
+    pub fn put_back(&self, driver: usize, waiting: Waiting) {
+        self.state.with(|state| {
+            state.waiting.push_front(waiting);
+            if let Some(driver) = state.drivers.get_mut(driver) {
+                driver.lacks_pages = true;
+            }
+        });
     }
 
     /// Those that wait and that nobody wants any more.
@@ -97,11 +163,24 @@ impl Shared {
         })
     }
 
-    /// Says how many more requests can begin, and counts.
-    pub fn update(&self, n_free: usize, change: impl FnOnce(&mut EngineStats)) {
+    /// Says how many more requests a driver can begin, and counts.
+    pub fn update(&self, driver: usize, n_free: usize, change: impl FnOnce(&mut EngineStats)) {
         self.state.with(|state| {
-            state.n_free = n_free;
-            change(&mut state.stats);
+            if let Some(driver) = state.drivers.get_mut(driver) {
+                // What ended gave its pages back.
+                driver.lacks_pages &= driver.n_free == n_free;
+                driver.n_free = n_free;
+                change(&mut driver.stats);
+            }
+        });
+    }
+
+    /// Says what a driver computes on.
+    pub fn set_device(&self, driver: usize, device: &str) {
+        self.state.with(|state| {
+            if let Some(driver) = state.drivers.get_mut(driver) {
+                driver.device = device.to_owned();
+            }
         });
     }
 
@@ -146,23 +225,65 @@ impl Engine {
     /// # Errors
     /// [`Error::Option`] for options out of range, [`Error::Memory`] if the cache does not fit.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<(Engine, Driver), Error> {
-        options.check()?;
-        let state = State { n_free: options.max_sequences as usize, n_handles: 1, ..State::default() };
-        let shared = Arc::new(Shared { state: Watched::new(state), max_queued: options.max_queued });
-        let driver = Driver::new(model, options, shared.clone())?;
-        Ok((Engine { model: model.clone(), plan: driver.plan(), shared }, driver))
+        let (engine, mut drivers) = Engine::over(std::slice::from_ref(model), options)?;
+        match drivers.pop() {
+            Some(driver) => Ok((engine, driver)),
+            None => Err(no_model()),
+        }
     }
 
-    /// The same, with a thread that computes.
+    /// An engine for a model that is loaded onto several devices, and what computes on each. All have one queue: the device with
+    /// the most places free begins the next request, and each has `options` to itself but for `max_queued`.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] without a model, or if they are not one and the same; else as [`Engine::new`].
+    pub fn over(models: &[Model], options: &EngineOptions) -> Result<(Engine, Vec<Driver>), Error> {
+        options.check()?;
+        let model = models.first().ok_or_else(no_model)?;
+        if let Some(other) = models.iter().find(|other| other.shown_digest() != model.shown_digest()) {
+            let (expected, found) = (format!("the weights of `{}` on all devices", model.name()), other.name().into());
+            return Err(Error::Operand { kernel: "engine", operand: "models", expected, found });
+        }
+        let state = State { n_handles: 1, ..State::default() };
+        let shared = Arc::new(Shared { state: Watched::new(state), max_queued: options.max_queued });
+        let mut drivers = Vec::with_capacity(models.len());
+        let mut plan = MemoryPlan::default();
+        for (number, model) in models.iter().enumerate() {
+            let n_free = options.max_sequences as usize;
+            shared.state.with(|state| state.drivers.push(DriverState { n_free, ..DriverState::default() }));
+            let driver = Driver::new(model, options, shared.clone(), number)?;
+            plan = plan + driver.plan();
+            drivers.push(driver);
+        }
+        Ok((Engine { model: model.clone(), plan, shared }, drivers))
+    }
+
+    /// The same of one device, with a thread that computes.
     ///
     /// # Errors
     /// As [`Engine::new`]; [`Error::Io`] if there can be no thread.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn spawn(model: &Model, options: &EngineOptions) -> Result<Engine, Error> {
-        let (engine, mut driver) = Engine::new(model, options)?;
-        let thread = std::thread::Builder::new().name("tilewright engine".into());
-        let spawned = thread.spawn(move || pollster::block_on(driver.run()));
-        spawned.map_err(|source| Error::Io { path: "a thread".into(), source })?;
+        let (engine, driver) = Engine::new(model, options)?;
+        driver.spawn(|mut driver| pollster::block_on(driver.run()))?;
+        Ok(engine)
+    }
+
+    /// The same of several devices, each with a thread, where texts go on after a lost device: what is given with a device's
+    /// model makes what loads it again.
+    ///
+    /// # Errors
+    /// As [`Engine::over`]; [`Error::Io`] if there can be no thread.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn spawn_with<R>(models: Vec<(Model, R)>, options: &EngineOptions) -> Result<Engine, Error>
+    where
+        R: FnOnce() -> Recovery<'static, Model> + Send + 'static,
+    {
+        let (models, recoveries): (Vec<Model>, Vec<R>) = models.into_iter().unzip();
+        let (engine, drivers) = Engine::over(&models, options)?;
+        for (driver, recovery) in drivers.into_iter().zip(recoveries) {
+            driver.spawn(|mut driver| pollster::block_on(driver.run_with(&mut recovery())))?;
+        }
         Ok(engine)
     }
 
@@ -191,11 +312,12 @@ impl Engine {
         let (teller, stream) = stream();
         self.shared.state.change(|state| {
             let n_waiting = state.waiting.len();
-            if state.is_closed || n_waiting >= self.shared.max_queued + state.n_free {
-                state.stats.n_refused += 1;
+            let n_free: usize = state.drivers.iter().map(|driver| driver.n_free).sum();
+            if state.is_closed || n_waiting >= self.shared.max_queued + n_free {
+                state.n_refused += 1;
                 return Err(Error::Busy { n_waiting });
             }
-            state.stats.n_submitted += 1;
+            state.n_submitted += 1;
             state.waiting.push_back(Waiting { request, teller, guide });
             Ok(stream)
         })
@@ -206,8 +328,23 @@ impl Engine {
         self.shared.state.change(|state| state.is_closed = true);
     }
 
-    /// What it has done, and what it does.
+    /// What it has done, and what it does, on all its devices.
     pub fn stats(&self) -> EngineStats {
-        self.shared.state.with(|state| EngineStats { n_queued: state.waiting.len(), ..state.stats })
+        self.shared.state.with(|state| {
+            let &mut State { n_submitted, n_refused, .. } = state;
+            let own = EngineStats { n_queued: state.waiting.len(), n_submitted, n_refused, ..EngineStats::default() };
+            state.drivers.iter().fold(own, |sum, driver| sum + driver.stats)
+        })
     }
+
+    /// The same of each device. A device that was replaced by the CPU is the CPU.
+    pub fn devices(&self) -> Vec<DeviceStats> {
+        let told = |driver: &DriverState| DeviceStats { device: driver.device.clone(), stats: driver.stats };
+        self.shared.state.with(|state| state.drivers.iter().map(told).collect())
+    }
+}
+
+fn no_model() -> Error {
+    let (expected, found) = ("a model on a device".into(), "none".into());
+    Error::Operand { kernel: "engine", operand: "models", expected, found }
 }

@@ -1,4 +1,4 @@
-//! A value that some change and one waits for.
+//! A value that some change and others wait for.
 
 use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,12 +10,12 @@ pub(super) struct Watched<T>(Mutex<Inner<T>>);
 #[derive(Default)]
 struct Inner<T> {
     value: T,
-    waker: Option<Waker>,
+    wakers: Vec<Waker>,
 }
 
 impl<T> Watched<T> {
     pub fn new(value: T) -> Watched<T> {
-        Watched(Mutex::new(Inner { value, waker: None }))
+        Watched(Mutex::new(Inner { value, wakers: Vec::new() }))
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner<T>> {
@@ -27,15 +27,13 @@ impl<T> Watched<T> {
         look(&mut self.inner().value)
     }
 
-    /// Changes it, and wakes who waits.
+    /// Changes it, and wakes those who wait.
     pub fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut inner = self.inner();
         let changed = change(&mut inner.value);
-        let waker = inner.waker.take();
+        let wakers = std::mem::take(&mut inner.wakers);
         drop(inner);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        wakers.into_iter().for_each(Waker::wake);
         changed
     }
 
@@ -46,7 +44,9 @@ impl<T> Watched<T> {
             match take(&mut inner.value) {
                 Some(found) => Poll::Ready(found),
                 None => {
-                    inner.waker = Some(context.waker().clone());
+                    if !inner.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                        inner.wakers.push(context.waker().clone());
+                    }
                     Poll::Pending
                 }
             }

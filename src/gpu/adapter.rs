@@ -156,7 +156,11 @@ impl AdapterReport {
 
     /// What recordings for this adapter are made for, in a tier.
     pub fn target(&self, tier: Tier) -> Target {
-        let limits = self.adapter.limits();
+        self.target_within(tier, &self.adapter.limits())
+    }
+
+    /// The same for a device that was opened with these limits.
+    pub(crate) fn target_within(&self, tier: Tier, limits: &wgpu::Limits) -> Target {
         let limits = TargetLimits {
             max_workgroups: limits.max_compute_workgroups_per_dimension,
             // Buffers of 2 GiB and more are refused or wrong on some backends whatever the adapter says.
@@ -171,7 +175,7 @@ impl AdapterReport {
             max_subgroup: self.subgroups.map_or(0, |[_, max]| max),
             max_workgroup_bytes: limits.max_compute_workgroup_storage_size,
             max_splits: if self.is_software { 1 } else { 8 },
-            params_stride: params_stride(&limits),
+            params_stride: params_stride(limits),
         };
         Target::new(if self.is_software { TargetKind::SoftwareGpu } else { TargetKind::Gpu }, tier, limits)
     }

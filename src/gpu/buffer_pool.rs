@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
+use super::faults::Faults;
 use super::outcome::{Failure, Outcome, scoped};
 use crate::counters::LiveCounters;
 use crate::recording::size_class;
@@ -18,6 +19,7 @@ pub(crate) struct BufferPool {
     /// Bytes of the buffers that are on loan or idle.
     allocated_bytes: AtomicU64,
     counters: Arc<LiveCounters>,
+    faults: Faults,
 }
 
 #[derive(Debug, Default)]
@@ -39,8 +41,8 @@ fn still_unknown(outcome: Option<Outcome>) -> Result<Option<Outcome>, Failure> {
 }
 
 impl BufferPool {
-    pub fn new(counters: Arc<LiveCounters>) -> Arc<Self> {
-        Arc::new(BufferPool { idle: Mutex::default(), allocated_bytes: AtomicU64::new(0), counters })
+    pub fn new(counters: Arc<LiveCounters>, faults: Faults) -> Arc<Self> {
+        Arc::new(BufferPool { idle: Mutex::default(), allocated_bytes: AtomicU64::new(0), counters, faults })
     }
 
     /// A buffer of at least `size_bytes`, from the pool or new.
@@ -114,7 +116,20 @@ impl BufferPool {
             }
         };
         let filters = [wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation];
+        let begun =
+            self.faults.begin_buffer(device, descriptor.label.unwrap_or_default(), [size_bytes, allocated_bytes]);
+        let _done = match begun {
+            Ok(done) => done,
+            Err(failure) => return (device.create_buffer(descriptor), Err(failure)),
+        };
         scoped(device, &filters, explain, || device.create_buffer(descriptor))
+    }
+
+    /// Bytes of the buffers that are on loan.
+    #[cfg(feature = "fault-injection")]
+    pub fn used_bytes(&self) -> u64 {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        self.allocated_bytes.load(Ordering::Relaxed) - idle.total_bytes
     }
 
     /// Frees all buffers that nothing uses, and says how many bytes they had.

@@ -14,12 +14,14 @@ use wgpu::ErrorFilter::{Internal, OutOfMemory, Validation};
 
 use super::adapter::{AdapterReport, MATRICES, params_stride};
 use super::buffer_pool::{BufferPool, PooledBuffer};
+use super::faults::{Call, Faults};
 use super::outcome::{Failure, Fault, Outcome, Unsettled, refused, scoped};
 use super::pipeline::{Pipeline, Pipelines};
 use super::readback::{Completion, Poller, ReadFuture, Staging, complete, map};
 use crate::counters::LiveCounters;
 use crate::device::WordCopy;
 use crate::error::Error;
+use crate::loss::LossReason;
 use crate::recording::{Recording, Step};
 use crate::shaders::Tier;
 use crate::tensor::Tensor;
@@ -35,6 +37,19 @@ pub(crate) struct Setup<'a> {
     pub broken: Option<&'a str>,
     /// How long the GPU may need for a submission, where that is not the usual time; with zero it never answers.
     pub timeout: Option<Duration>,
+    /// What a test has the device do.
+    #[cfg(feature = "fault-injection")]
+    pub faults: Option<&'a Faults>,
+}
+
+impl Setup<'_> {
+    /// What a test has the device do, if it does.
+    pub(super) fn faults(&self) -> Faults {
+        #[cfg(feature = "fault-injection")]
+        return self.faults.cloned().unwrap_or_default();
+        #[cfg(not(feature = "fault-injection"))]
+        Faults
+    }
 }
 
 #[derive(Debug)]
@@ -51,6 +66,7 @@ pub(crate) struct Gpu {
     fault: Fault,
     unsettled: Unsettled,
     counters: Arc<LiveCounters>,
+    faults: Faults,
 }
 
 /// A recording's dispatches, ready to be encoded.
@@ -70,7 +86,9 @@ impl Gpu {
         counters: Arc<LiveCounters>,
     ) -> Result<Gpu, Error> {
         let adapter = &report.adapter;
-        let available = adapter.features();
+        let faults = setup.faults();
+        faults.open(&report.name)?;
+        let available = faults.features(adapter.features());
         let mut needed = wgpu::Features::empty();
         for &tier in tiers {
             // Features, what they are called, and whether the adapter has what they stand for.
@@ -104,7 +122,7 @@ impl Gpu {
             .request_device(&wgpu::DeviceDescriptor {
                 label: Some("tilewright"),
                 required_features: wanted & available,
-                required_limits: adapter.limits(),
+                required_limits: faults.limits(adapter.limits()),
                 experimental_features,
                 ..Default::default()
             })
@@ -116,15 +134,17 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             uncaptured.stray(error.to_string());
         }));
-        let lost = fault.clone();
+        let (lost, told) = (fault.clone(), faults.clone());
         device.set_device_lost_callback(move |reason, message| {
-            lost.lose(format!("{reason:?}: {message}"));
+            if !told.is_untold() {
+                lost.lose(LossReason::Driver, format!("{reason:?}: {message}"));
+            }
         });
         Ok(Gpu {
-            pool: BufferPool::new(counters.clone()),
+            pool: BufferPool::new(counters.clone(), faults.clone()),
             pipelines: Pipelines::new(&device, &adapter.get_info(), setup, counters.clone()),
             staging: Staging::new(counters.clone()),
-            poller: Poller::new(&device, &queue, fault.clone(), setup.timeout),
+            poller: Poller::new(&device, &queue, fault.clone(), setup.timeout, faults.clone()),
             staged_bytes: AtomicUsize::new(0),
             adapter_name: report.name.clone(),
             fault,
@@ -132,6 +152,7 @@ impl Gpu {
             counters,
             device,
             queue,
+            faults,
         })
     }
 
@@ -146,9 +167,9 @@ impl Gpu {
             });
         }
         let buffer = self.pool.take(&self.device, label, size_bytes);
-        // A device that is gone refuses everything, and that it is gone says more.
-        self.fault.check_lost(&format!("allocating {size_bytes} bytes for `{label}`"))?;
-        let buffer = buffer.map_err(Failure::into_error)?;
+        let context = format!("allocating {size_bytes} bytes for `{label}`");
+        self.fault.check_lost(&context)?;
+        let buffer = buffer.map_err(|failure| self.explained(&context, failure))?;
         self.unsettled.add(buffer.outcome.clone());
         Ok(buffer)
     }
@@ -156,8 +177,22 @@ impl Gpu {
     /// Returns the error of an operation that has failed, and leaves to the next read what is not known yet.
     fn settle(&self, context: &str, outcome: Result<Option<Outcome>, Failure>) -> Result<(), Error> {
         self.fault.check_lost(context)?;
-        self.unsettled.add(outcome.map_err(Failure::into_error)?);
+        self.unsettled.add(outcome.map_err(|failure| self.explained(context, failure))?);
         Ok(())
+    }
+
+    /// The error of an operation that has failed. A device that is gone refuses everything, and that it is gone says more.
+    fn explained(&self, context: &str, failure: Failure) -> Error {
+        // One that was destroyed is told of when what it does is done.
+        #[cfg(not(target_arch = "wasm32"))]
+        {
+            let timeout = Some(Duration::from_secs(1));
+            let _ = self.device.poll(wgpu::PollType::Wait { submission_index: None, timeout });
+        }
+        match self.fault.check_lost(context) {
+            Ok(()) => failure.into_error(),
+            Err(lost) => lost,
+        }
     }
 
     pub fn write(&self, tensor: &Tensor, offset: u64, bytes: &[u8]) -> Result<(), Error> {
@@ -173,6 +208,7 @@ impl Gpu {
     fn write_buffer(&self, buffer: &PooledBuffer, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         /// Uploads are staged by wgpu until the next submission; this bounds how much waits.
         const MAX_STAGED: usize = 32 << 20;
+        let _done = self.begin(Call::Write, "uploading")?;
         let ((), outcome) = scoped(&self.device, &[Validation, OutOfMemory], refused("uploading"), || {
             for (i, piece) in bytes.chunks(MAX_STAGED).enumerate() {
                 self.queue.write_buffer(&buffer.buffer, offset + (i * MAX_STAGED) as u64, piece);
@@ -187,6 +223,7 @@ impl Gpu {
 
     /// Resolves when the GPU has done everything submitted and uploaded so far.
     pub async fn drained(&self) -> Result<(), Error> {
+        let _done = self.begin(Call::Submit, "uploading")?;
         let (index, outcome) = scoped(&self.device, &[Validation], refused("uploading"), || self.queue.submit([]));
         self.settle("uploading", outcome)?;
         let (signal, done) = Completion::new();
@@ -199,6 +236,12 @@ impl Gpu {
         poll_fn(|cx| reports.poll(cx)).await.map_err(Failure::into_error)
     }
 
+    /// Bytes of the buffers that are in use.
+    #[cfg(feature = "fault-injection")]
+    pub fn used_bytes(&self) -> u64 {
+        self.pool.used_bytes()
+    }
+
     /// Frees the buffers that the pool keeps.
     pub fn free_unused(&self) {
         self.pool.clear();
@@ -208,7 +251,30 @@ impl Gpu {
     pub fn destroy(&self) {
         self.device.destroy();
         // The callback may come late.
-        self.fault.lose("it was destroyed".into());
+        self.fault.lose(LossReason::Destroyed, "it was destroyed".into());
+    }
+
+    /// Gives the device up without letting go of its memory: it may hang, and then that would hang as well. Reads that wait for
+    /// it fail.
+    pub fn give_up(&self, reason: LossReason, message: String) {
+        self.fault.lose(reason, message);
+    }
+
+    /// What it was opened with.
+    pub fn limits(&self) -> wgpu::Limits {
+        self.device.limits()
+    }
+
+    /// Whether it is gone, or was given up.
+    pub fn is_lost(&self) -> bool {
+        self.fault.lost().is_some()
+    }
+
+    /// A call begins that a test may have fail.
+    fn begin(&self, call: Call, context: &str) -> Result<super::faults::Done, Error> {
+        let begun = self.faults.begin(call, &self.device);
+        self.fault.check_lost(context)?;
+        begun.map_err(|failure| self.explained(context, failure))
     }
 
     pub fn prepare(&self, steps: &[Step]) -> Result<PreparedSteps, Error> {
@@ -224,8 +290,9 @@ impl Gpu {
         for (i, step) in steps.iter().enumerate() {
             let label = step.variant.label;
             let pipeline = self.pipelines.get(&self.device, step);
-            self.fault.check_lost(&format!("compiling `{label}`"))?;
-            let pipeline = pipeline.map_err(Failure::into_error)?;
+            let context = format!("compiling `{label}`");
+            self.fault.check_lost(&context)?;
+            let pipeline = pipeline.map_err(|failure| self.explained(&context, failure))?;
             let binding = |buffer, offset: usize, size: u64| {
                 let size = std::num::NonZeroU64::new(size);
                 wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset: offset as u64, size })
@@ -469,6 +536,7 @@ impl Gpu {
     ) -> Result<(wgpu::SubmissionIndex, T), Error> {
         // Nothing is submitted to a device that is gone: it would be dropped without a word.
         self.fault.check("submitting")?;
+        let _done = self.begin(Call::Submit, "submitting")?;
         // Errors of the commands are reported when their encoder is finished. A submission that runs out of memory loses
         // the device.
         let (submitted, outcome) = scoped(&self.device, &[Validation], refused("submitting"), || {
@@ -483,7 +551,7 @@ impl Gpu {
     fn staging(&self, size: u64) -> Result<wgpu::Buffer, Error> {
         let staging = self.staging.take(&self.pool, &self.device, size);
         self.fault.check_lost("allocating a staging buffer")?;
-        let (buffer, outcome) = staging.map_err(Failure::into_error)?;
+        let (buffer, outcome) = staging.map_err(|failure| self.explained("allocating a staging buffer", failure))?;
         self.unsettled.add(outcome);
         Ok(buffer)
     }
@@ -502,7 +570,8 @@ impl Gpu {
 
     /// Submits commands that write to a staging buffer, and asks for its content.
     fn submit_and_map(&self, encoder: wgpu::CommandEncoder, staging: wgpu::Buffer) -> Result<ReadFuture, Error> {
-        let (index, mapped) = self.submit(encoder, || map(&staging))?;
+        self.faults.map(&self.device).inspect_err(|error| self.give_up(LossReason::Driver, error.to_string()))?;
+        let (index, mapped) = self.submit(encoder, || map(&staging, &self.fault))?;
         self.poller.wait_for(index, mapped.signal());
         Ok(ReadFuture::new(staging, self.staging.clone(), self.fault.clone(), self.unsettled.reports(), mapped))
     }

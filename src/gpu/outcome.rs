@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::error::Error;
+use crate::loss::LossReason;
 
 /// Why an operation failed. Unlike an [`Error`] it can be copied, because it is reported as often as somebody asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -194,9 +195,9 @@ impl Scopes {
     }
 
     /// Closes them. Resolves to the error that the innermost one caught, of those that caught any.
-    pub fn close(self) -> impl Future<Output = Option<wgpu::Error>> {
+    pub fn close(mut self) -> impl Future<Output = Option<wgpu::Error>> {
         // They are a stack.
-        let popped: Vec<_> = self.0.into_iter().rev().map(wgpu::ErrorScopeGuard::pop).collect();
+        let popped: Vec<_> = std::mem::take(&mut self.0).into_iter().rev().map(wgpu::ErrorScopeGuard::pop).collect();
         async move {
             for error in popped {
                 if let Some(error) = error.await {
@@ -204,6 +205,15 @@ impl Scopes {
                 }
             }
             None
+        }
+    }
+}
+
+impl Drop for Scopes {
+    /// Those that an error left open; wgpu panics where another one than the last is closed.
+    fn drop(&mut self) {
+        while let Some(scope) = self.0.pop() {
+            drop(scope);
         }
     }
 }
@@ -220,14 +230,19 @@ pub(crate) struct Fault(Arc<Mutex<Reported>>);
 
 #[derive(Debug, Default)]
 struct Reported {
-    lost: Option<String>,
+    lost: Option<(LossReason, String)>,
     stray: Option<String>,
 }
 
 impl Fault {
     /// The device is gone; the first reason given counts.
-    pub fn lose(&self, message: String) {
-        lock(&self.0).lost.get_or_insert(message);
+    pub fn lose(&self, reason: LossReason, message: String) {
+        lock(&self.0).lost.get_or_insert((reason, message));
+    }
+
+    /// Why the device is gone, if it is.
+    pub fn lost(&self) -> Option<LossReason> {
+        lock(&self.0).lost.as_ref().map(|(reason, _)| *reason)
     }
 
     /// An error that belongs to no operation, for whoever asks next.
@@ -238,7 +253,9 @@ impl Fault {
     /// Fails if the device is gone, now and at every later call.
     pub fn check_lost(&self, context: &str) -> Result<(), Error> {
         match &lock(&self.0).lost {
-            Some(message) => Err(Error::DeviceLost { context: context.into(), message: message.clone() }),
+            Some((reason, message)) => {
+                Err(Error::DeviceLost { reason: *reason, context: context.into(), message: message.clone() })
+            }
             None => Ok(()),
         }
     }
@@ -367,10 +384,12 @@ mod tests {
         fault.stray("stray".into());
         assert!(matches!(fault.check("running"), Err(Error::Gpu { message, .. }) if message == "stray"));
         assert!(fault.check("running").is_ok());
-        fault.lose("first".into());
-        fault.lose("second".into());
+        fault.lose(LossReason::NoAnswer, "first".into());
+        fault.lose(LossReason::Driver, "second".into());
         for _ in 0..2 {
-            assert!(matches!(fault.check("running"), Err(Error::DeviceLost { message, .. }) if message == "first"));
+            assert!(
+                matches!(fault.check("running"), Err(Error::DeviceLost { reason: LossReason::NoAnswer, message, .. }) if message == "first")
+            );
         }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 
 use super::executor::Setup;
+use super::faults::Faults;
 use super::outcome::{Failure, Outcome, Scopes};
 use crate::counters::LiveCounters;
 use crate::error::Error;
@@ -30,6 +31,7 @@ pub(crate) struct Pipelines {
     cache: Option<(wgpu::PipelineCache, PathBuf)>,
     /// See [`Setup::broken`].
     broken: Option<String>,
+    faults: Faults,
     counters: Arc<LiveCounters>,
 }
 
@@ -42,7 +44,8 @@ impl fmt::Debug for Pipelines {
 impl Pipelines {
     pub fn new(device: &wgpu::Device, info: &wgpu::AdapterInfo, setup: Setup<'_>, counters: Arc<LiveCounters>) -> Self {
         let cache = disk_cache(device, info, setup.folder);
-        Pipelines { compiled: Mutex::default(), cache, broken: setup.broken.map(str::to_string), counters }
+        let (broken, faults) = (setup.broken.map(str::to_string), setup.faults());
+        Pipelines { compiled: Mutex::default(), cache, broken, faults, counters }
     }
 
     /// The pipeline for a step, compiled if this is its first use, or why it does not compile. Where that is known later,
@@ -62,15 +65,16 @@ impl Pipelines {
     fn compile(&self, device: &wgpu::Device, step: &Step) -> Result<Pipeline, Failure> {
         self.counters.pipelines_created.add(1);
         let label = Some(step.variant.label);
-        // A browser compiles elsewhere and later, and runs what does not compile as if it wrote zeros.
-        let filters = [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation];
-        let scopes = Scopes::open(device, &filters);
         let source = match &self.broken {
             Some(broken) if *broken == step.variant.label || *broken == step.pipeline().to_string() => {
                 step.variant.idle_source(step.kernel)
             }
             _ => step.variant.target_source(),
         };
+        let (_done, source) = self.faults.shader(device, source)?;
+        // A browser compiles elsewhere and later, and runs what does not compile as if it wrote zeros.
+        let filters = [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation];
+        let scopes = Scopes::open(device, &filters);
         let source = wgpu::ShaderSource::Wgsl(source.into());
         let descriptor = wgpu::ShaderModuleDescriptor { label, source };
         let module = if checked() {
@@ -116,9 +120,16 @@ impl Pipelines {
     }
 
     /// Writes the cache to its file.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn save(&self) -> Result<(), Error> {
         let Some((cache, path)) = &self.cache else { return Ok(()) };
-        cache.get_data().map_or(Ok(()), |data| crate::cache::write(path, &data))
+        cache.get_data().map_or(Ok(()), |data| crate::cache::write_checked(path, &data))
+    }
+
+    /// There are no files.
+    #[cfg(target_arch = "wasm32")]
+    pub fn save(&self) -> Result<(), Error> {
+        Ok(())
     }
 }
 
@@ -153,9 +164,13 @@ fn disk_cache(
 ) -> Option<(wgpu::PipelineCache, PathBuf)> {
     let folder = folder.filter(|_| device.features().contains(wgpu::Features::PIPELINE_CACHE))?;
     let path = folder.join(format!("{}.pipelines", wgpu::util::pipeline_cache_key(info)?));
-    let data = std::fs::read(&path).ok();
-    // SAFETY: the file is one that `save` wrote for this adapter; wgpu checks its header, device, driver and hash, and
-    // falls back to an empty cache.
+    // wgpu checks header, device and driver, but has no digest of the rest.
+    #[cfg(not(target_arch = "wasm32"))]
+    let data = crate::cache::read_checked(&path);
+    #[cfg(target_arch = "wasm32")]
+    let data: Option<Vec<u8>> = None;
+    // SAFETY: the content is what `save` wrote for this adapter, to the byte; wgpu falls back to an empty cache if it was
+    // another adapter or driver.
     let cache = unsafe {
         device.create_pipeline_cache(&wgpu::PipelineCacheDescriptor {
             label: Some("tilewright"),

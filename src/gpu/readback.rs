@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use super::buffer_pool::{BufferPool, free};
+use super::faults::Faults;
 use super::outcome::{Failure, Fault, Outcome, Reports};
 use crate::counters::LiveCounters;
 use crate::error::Error;
+use crate::loss::LossReason;
 
 /// A staging buffer and, until it is first used, whether it could be allocated, where that is not known yet.
 type Stage = (wgpu::Buffer, Option<Outcome>);
@@ -85,15 +87,20 @@ pub(crate) fn complete(signal: &Mutex<Signal>, result: Result<(), Error>) {
     }
 }
 
-/// Asks for a buffer to be mapped; the copy into it has been submitted.
-pub(crate) fn map(buffer: &wgpu::Buffer) -> Completion {
+/// Asks for a buffer to be mapped; the copy into it has been submitted. One that cannot be mapped loses the device.
+pub(crate) fn map(buffer: &wgpu::Buffer, fault: &Fault) -> Completion {
     let (signal, mapped) = Completion::new();
+    let fault = fault.clone();
     buffer.slice(..).map_async(wgpu::MapMode::Read, move |result| {
-        let result =
-            result.map_err(|e| Error::DeviceLost { context: "reading a buffer".into(), message: e.to_string() });
-        complete(&signal, result);
+        complete(&signal, result.or_else(|e| lose(&fault, LossReason::Driver, "reading a buffer", e.to_string())));
     });
     mapped
+}
+
+/// Gives a device up. The error that says so, or that it was lost before.
+fn lose(fault: &Fault, reason: LossReason, context: &str, message: String) -> Result<(), Error> {
+    fault.lose(reason, message);
+    fault.check_lost(context)
 }
 
 /// Resolves when its signal is given.
@@ -218,38 +225,84 @@ pub(crate) struct Poller {
     requests: Option<std::sync::mpsc::Sender<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>>,
     #[cfg(not(target_arch = "wasm32"))]
     thread: Option<std::thread::JoinHandle<()>>,
+    #[cfg(not(target_arch = "wasm32"))]
+    fault: Fault,
 }
 
 /// Longer than any driver's watchdog: a device that needs this long is not going to answer.
 #[cfg(not(target_arch = "wasm32"))]
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);
 
+/// How long it is waited before it is looked whether somebody gave the device up.
+#[cfg(not(target_arch = "wasm32"))]
+const SLICE: std::time::Duration = std::time::Duration::from_millis(50);
+
 #[cfg(not(target_arch = "wasm32"))]
 impl Poller {
     /// `timeout` instead of the usual one is for tests.
-    pub fn new(device: &wgpu::Device, queue: &wgpu::Queue, fault: Fault, timeout: Option<std::time::Duration>) -> Self {
+    pub fn new(
+        device: &wgpu::Device,
+        queue: &wgpu::Queue,
+        fault: Fault,
+        timeout: Option<std::time::Duration>,
+        faults: Faults,
+    ) -> Self {
         let (requests, received) = std::sync::mpsc::channel::<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>();
         let (device, queue, timeout) = (device.clone(), queue.clone(), timeout.unwrap_or(TIMEOUT));
+        let of_thread = fault.clone();
         let thread = std::thread::spawn(move || {
+            let (fault, mut is_answered) = (of_thread, true);
+            let wait = |index, time| {
+                let wait = wgpu::PollType::Wait { submission_index: index, timeout: Some(time) };
+                device.poll(wait).map(drop).map_err(|error| error.to_string())
+            };
             // Ends when the sender is dropped with its device.
             serve(received, &fault, |index| {
-                let wait = wgpu::PollType::Wait { submission_index: Some(index), timeout: Some(timeout) };
-                // No time at all is a device that never answers, however fast it is.
-                let answer =
-                    if timeout.is_zero() { Err(wgpu::PollError::Timeout) } else { device.poll(wait).map(drop) };
-                answer.map_err(|e| {
-                    // Letting go of a queue waits for its work, without a limit: the process could not end.
-                    std::mem::forget((device.clone(), queue.clone()));
-                    format!("no answer within {} s: {e}", timeout.as_secs_f64())
-                })
+                let answer = faults
+                    .poll(&device, &fault)
+                    .and_then(|()| answer(timeout, &fault, |slice| wait(Some(index.clone()), slice)));
+                is_answered &= answer.is_ok();
+                answer
             });
+            // Letting go of a queue waits for its work, without a limit: the process could not end. One that was given up as slow
+            // may still be done.
+            let is_slow = fault.lost() == Some(LossReason::SlowStep);
+            let lets_go = is_answered || is_slow && wait(None, timeout).is_ok();
+            if !lets_go {
+                std::mem::forget((device.clone(), queue));
+            }
         });
-        Poller { requests: Some(requests), thread: Some(thread) }
+        Poller { requests: Some(requests), thread: Some(thread), fault }
     }
 
     pub fn wait_for(&self, index: wgpu::SubmissionIndex, signal: Arc<Mutex<Signal>>) {
         // The thread lives as long as this sender.
         let _ = self.requests.as_ref().map(|requests| requests.send((index, signal)));
+    }
+}
+
+/// Waits for an answer, in slices, until the time is over or the device is given up. No time at all is a device that never
+/// answers, however fast it is.
+///
+/// # Errors
+/// A sentence if there was none.
+#[cfg(not(target_arch = "wasm32"))]
+fn answer(
+    timeout: std::time::Duration,
+    fault: &Fault,
+    mut wait: impl FnMut(std::time::Duration) -> Result<(), String>,
+) -> Result<(), String> {
+    let start = std::time::Instant::now();
+    let mut said = String::new();
+    loop {
+        let left = timeout.saturating_sub(start.elapsed());
+        if left.is_zero() || fault.lost().is_some() {
+            return Err(format!("no answer within {} s: {said}", timeout.as_secs_f64()));
+        }
+        match wait(left.min(SLICE)) {
+            Ok(()) => return Ok(()),
+            Err(error) => said = error,
+        }
     }
 }
 
@@ -262,12 +315,9 @@ fn serve<I>(
 ) {
     let context = "waiting for a submission";
     for (index, signal) in requests {
-        let answer = fault.check_lost(context).and_then(|()| {
-            wait(index).or_else(|message| {
-                fault.lose(message);
-                fault.check_lost(context)
-            })
-        });
+        let answer = fault
+            .check_lost(context)
+            .and_then(|()| wait(index).or_else(|message| lose(fault, LossReason::NoAnswer, context, message)));
         if let Err(lost) = answer {
             complete(&signal, Err(lost));
         }
@@ -277,9 +327,12 @@ fn serve<I>(
 #[cfg(not(target_arch = "wasm32"))]
 impl Drop for Poller {
     /// Waits for the thread: left alone, it could let go of the device while the process ends and the driver with it,
-    /// which crashes some drivers.
+    /// which crashes some drivers. One that hangs in a driver whose device was given up is left alone.
     fn drop(&mut self) {
         drop(self.requests.take());
+        if self.fault.lost() == Some(LossReason::SlowStep) {
+            return;
+        }
         if let Some(thread) = self.thread.take().filter(|t| t.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }
@@ -288,7 +341,7 @@ impl Drop for Poller {
 
 #[cfg(target_arch = "wasm32")]
 impl Poller {
-    pub fn new(_: &wgpu::Device, _: &wgpu::Queue, _: Fault, _: Option<std::time::Duration>) -> Self {
+    pub fn new(_: &wgpu::Device, _: &wgpu::Queue, _: Fault, _: Option<std::time::Duration>, _: Faults) -> Self {
         Poller {}
     }
 

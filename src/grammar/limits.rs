@@ -329,9 +329,11 @@ fn parts_length(parts: &[Part], is_terminal: bool, of: impl Fn(&str) -> u64) -> 
 
 /// Refuses a schema that is too large, without recursion.
 pub(super) fn check_schema(schema: &Value) -> Result<(), Excess> {
+    /// Beyond it, llguidance writes a neighbour of the number.
+    const MOST_EXACT: u64 = 1 << 53;
     let mut sums = Sums::default();
-    let mut rest = vec![(schema, 1)];
-    while let Some((value, depth)) = rest.pop() {
+    let mut rest = vec![(schema, 1, false)];
+    while let Some((value, depth, is_written)) = rest.pop() {
         sums.values += 1;
         check("depth", depth, MOST_DEPTH)?;
         match value {
@@ -339,11 +341,15 @@ pub(super) fn check_schema(schema: &Value) -> Result<(), Excess> {
                 sums.joins |= members.contains_key("$ref") && members.len() > 1;
                 for (key, member) in members {
                     sums.add_keyword(key, member);
-                    rest.push((member, depth + 1));
+                    rest.push((member, depth + 1, is_written || matches!(key.as_str(), "const" | "enum")));
                 }
             }
-            Value::Array(elements) => rest.extend(elements.iter().map(|element| (element, depth + 1))),
+            Value::Array(elements) => rest.extend(elements.iter().map(|element| (element, depth + 1, is_written))),
             Value::String(text) => sums.bytes += text.len(),
+            Value::Number(number) if is_written && !number.is_f64() => {
+                let magnitude = number.as_i64().map_or(u64::MAX, i64::unsigned_abs);
+                check("magnitude of an integer in const or enum", magnitude, MOST_EXACT)?;
+            }
             _ => {}
         }
         // Long before all of it has been seen.

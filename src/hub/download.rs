@@ -75,6 +75,7 @@ impl Part {
         })?;
         self.sum.add(bytes);
         self.size += bytes.len() as u64;
+        crate::cache::may_die();
         Ok(())
     }
 }
@@ -106,7 +107,10 @@ pub(super) fn download(
         let _ = fs::remove_file(&path);
     }
     synced?;
-    fs::rename(&path, blob).map_err(io)
+    crate::cache::may_die();
+    fs::rename(&path, blob).map_err(io)?;
+    crate::cache::may_die();
+    Ok(())
 }
 
 /// Asks until all of a file has come and has the right digest.

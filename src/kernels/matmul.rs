@@ -74,7 +74,9 @@ impl Tile {
         const DEEP: u32 = 64;
         // Rows are 16 bytes apart; behind them is what sums go through.
         let bytes = (self.rows + self.cols) * (2 * DEEP + 16) + 5120;
-        let has_room = target.limits().max_workgroup_bytes >= bytes && target.limits().max_subgroup >= 32;
+        // Four subgroups read a step ahead, and have room for as many rows of either operand as they have invocations.
+        let most = 4 * target.limits().max_subgroup;
+        let has_room = target.limits().max_workgroup_bytes >= bytes && self.rows.max(self.cols) <= most;
         let is_deep = tier == Tier::Matrix16 && has_room && (blocks * BLOCK as u32).is_multiple_of(DEEP);
         if is_deep { DEEP } else { 32 }
     }

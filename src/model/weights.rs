@@ -189,7 +189,6 @@ impl BlockWeights {
         prefix: &str,
     ) -> Result<BlockWeights, Error> {
         let (dim, attention, ffn) = (config.dim, &block.attention, &block.feed_forward);
-        let (q_dim, kv_dim) = (attention.q_dim(), attention.kv_dim());
         let stack = |names: &[(&str, u32)], cols| Stack::declare(target, source, prefix, names, cols);
         let norms = |place, names| HalfNorms::declare(source, prefix, config, place, names);
         let rows = |name: &str| {
@@ -207,10 +206,14 @@ impl BlockWeights {
             Some(recurrence @ Recurrence::ShortConv { .. }) => {
                 (vec![("shortconv.in_proj", recurrence.inputs(dim))], ("shortconv.out_proj", dim))
             }
-            None if rows("attn_qkv").is_some() => (vec![("attn_qkv", attention.qkv_dim())], ("attn_output", q_dim)),
+            // Only of these layers the heads were checked.
             None => {
-                let mut inputs = vec![("attn_q", attention.gate_dim() + q_dim)];
-                if attention.keys_of.is_none() {
+                let (q_dim, kv_dim) = (attention.q_dim(), attention.kv_dim());
+                let mut inputs = match rows("attn_qkv") {
+                    Some(_) => vec![("attn_qkv", attention.qkv_dim())],
+                    None => vec![("attn_q", attention.gate_dim() + q_dim)],
+                };
+                if rows("attn_qkv").is_none() && attention.keys_of.is_none() {
                     inputs.extend([("attn_k", kv_dim), ("attn_v", kv_dim)]);
                 }
                 (inputs, ("attn_output", q_dim))

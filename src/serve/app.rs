@@ -9,22 +9,24 @@ use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::{Map, Value as Json};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::Tell;
 use super::answers::{Answers, Ask};
+use super::connections::AtWork;
 use super::conversation::Conversation;
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::guard::Guard;
 use super::limits::Limits;
 use super::metrics::Metrics;
-use super::models::{Decoder, Lease, Models};
+use super::models::{Decoder, Lease, Loaded, Models};
 use super::page::Page;
 use crate::error::Error;
 
-/// Bodies below this are parsed where they are read: it takes less than to hand them to a thread.
+/// Bodies below this are parsed where they are read: it takes less than to hand them to a thread. So much of each body is there
+/// to be held whatever others hold, so that usual requests come through.
 const SMALL_BODY: usize = 64 << 10;
 
 /// The server.
@@ -38,6 +40,8 @@ pub struct App {
     pub log: Option<Tell>,
     /// Threads that parse large bodies and make prompts.
     pub preparing: Arc<Semaphore>,
+    /// Bytes of bodies that may yet be held.
+    pub bodies: Arc<Semaphore>,
 }
 
 impl App {
@@ -82,14 +86,14 @@ impl App {
     }
 
     /// Has an encoder compute, in a thread and in parts, so that little is computed for a client that is gone. What was computed
-    /// is for the parts one after the other.
+    /// is for the parts one after the other. Where the device is lost the encoder is loaded again, and the part computed again.
     ///
     /// # Errors
     /// `busy` if as many requests wait as may; those of the work.
     pub async fn compute<T: Send + 'static>(
         &self,
-        lease: Lease,
-        mut part: impl FnMut(usize) -> Option<Result<T, Error>> + Send + 'static,
+        mut lease: Lease,
+        mut part: impl FnMut(&Loaded, usize) -> Option<Result<T, Error>> + Send + 'static,
     ) -> Result<Vec<T>, ApiError> {
         let entry = lease.entry.clone();
         let Ok(_room) = entry.batches.try_acquire() else {
@@ -101,22 +105,63 @@ impl App {
         let work = tokio::task::spawn_blocking(move || {
             let _turn = turn;
             let mut done = Vec::new();
-            for at in 0.. {
-                if !is_wanted.load(Ordering::Relaxed) {
-                    break;
-                }
-                match part(at) {
+            while is_wanted.load(Ordering::Relaxed) {
+                match part(&lease.loaded, done.len()) {
                     Some(Ok(result)) => done.push(result),
-                    Some(Err(error)) => {
-                        lease.note(&error);
-                        return Err(error.into());
-                    }
+                    // This part once more, if that helps.
+                    Some(Err(error)) => lease.reload(error)?,
                     None => break,
                 }
             }
             Ok(done)
         });
         work.await.unwrap_or_else(|_| Err(broken()))
+    }
+}
+
+impl App {
+    /// Reads a body, and takes its bytes from those that all bodies together may have.
+    async fn read(&self, body: Body) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
+        let most = self.limits.body_bytes;
+        let mut body = Limited::new(body, most);
+        let mut read = Vec::new();
+        let mut held: Option<OwnedSemaphorePermit> = None;
+        let all = async {
+            while let Some(frame) = body.frame().await {
+                let frame = match frame {
+                    Ok(frame) => frame,
+                    Err(error) if error.is::<LengthLimitError>() => return Err(too_large(most)),
+                    Err(_) => {
+                        let message = "the request's body ends before its time";
+                        return Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_body", message));
+                    }
+                };
+                let Some(data) = frame.data_ref() else { continue };
+                let beyond = |len: usize| len.saturating_sub(SMALL_BODY);
+                let n_more = beyond(read.len() + data.len()) - beyond(read.len());
+                if n_more > 0 {
+                    let n_more = u32::try_from(n_more).unwrap_or(u32::MAX);
+                    let more = self.bodies.clone().try_acquire_many_owned(n_more).map_err(|_| {
+                        let message = "requests have as many bytes as the server may hold; ask again later";
+                        ApiError::refusal(StatusCode::TOO_MANY_REQUESTS, "busy", message)
+                    })?;
+                    match &mut held {
+                        Some(held) => held.merge(more),
+                        None => held = Some(more),
+                    }
+                }
+                read.extend_from_slice(data);
+            }
+            Ok(())
+        };
+        match timeout(self.limits.body_time, all).await {
+            Ok(all) => all?,
+            Err(_) => {
+                let message = "the request's body did not come in time";
+                return Err(ApiError::refusal(StatusCode::REQUEST_TIMEOUT, "request_timeout", message));
+            }
+        }
+        Ok((read, held))
     }
 }
 
@@ -141,6 +186,8 @@ pub struct Since(pub Instant);
 pub struct Asked {
     pub json: Json,
     pub since: Instant,
+    /// Of the bytes that all requests may hold, those of this one.
+    _held: Option<OwnedSemaphorePermit>,
 }
 
 impl Asked {
@@ -159,7 +206,9 @@ impl FromRequest<Arc<App>> for Asked {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Asked, ApiError> {
         let since = request.extensions().get().map_or_else(Instant::now, |Since(since)| *since);
         check_headers(request.headers(), request.uri().path().starts_with("/v1/"), app.limits.body_bytes)?;
-        let body = read(request.into_body(), &app.limits).await?;
+        let awaits_body = request.extensions().get::<Arc<AtWork>>().cloned().map(AtWork::awaits_body);
+        let (body, held) = app.read(request.into_body()).await?;
+        drop(awaits_body);
         let parse = |body: &[u8]| {
             serde_json::from_slice(body).map_err(|error| {
                 let message = format!("the request is no JSON: {error}");
@@ -170,7 +219,7 @@ impl FromRequest<Arc<App>> for Asked {
             ..SMALL_BODY => parse(&body),
             _ => app.prepare(move || parse(&body)).await,
         };
-        Ok(Asked { json: json?, since })
+        Ok(Asked { json: json?, since, _held: held })
     }
 }
 
@@ -202,22 +251,6 @@ fn check_headers(headers: &HeaderMap, is_typed: bool, most: usize) -> Result<(),
 fn too_large(most: usize) -> ApiError {
     let message = format!("the request has more than {most} bytes");
     ApiError::refusal(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
-}
-
-/// Reads a body.
-async fn read(body: Body, limits: &Limits) -> Result<axum::body::Bytes, ApiError> {
-    let collected = timeout(limits.body_time, Limited::new(body, limits.body_bytes).collect()).await;
-    match collected {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(limits.body_bytes)),
-        Ok(Err(_)) => {
-            Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_body", "the request's body ends before its time"))
-        }
-        Err(_) => {
-            let message = "the request's body did not come in time";
-            Err(ApiError::refusal(StatusCode::REQUEST_TIMEOUT, "request_timeout", message))
-        }
-    }
 }
 
 /// What identifies an answer.

@@ -1,15 +1,20 @@
 //! Connections: so many at a time, each with a limit on the time and the size of headers, with TLS or without.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener as StdListener;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
@@ -18,8 +23,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-use tokio::time::{MissedTickBehavior, Sleep, interval, sleep, timeout};
+use tokio::sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use super::limits::Limits;
@@ -31,6 +36,9 @@ const SWEEP: Duration = Duration::from_secs(1);
 
 /// How long to wait where no connection can be taken, such as for want of file descriptors.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a connection may wait for its client before it makes room for another: clients that are far away need as much.
+const GRACE: Duration = Duration::from_millis(200);
 
 /// TLS of connections.
 #[derive(Clone)]
@@ -75,6 +83,7 @@ impl Connections {
     pub async fn run(self, listener: StdListener, router: Router, end: impl Future<Output = ()>) -> io::Result<()> {
         let listener = TcpListener::from_std(listener)?;
         let rooms = Arc::new(Semaphore::new(self.limits.connections));
+        let idle = Arc::new(Idle::default());
         let graceful = GracefulShutdown::new();
         let sweep = self.sweep.clone();
         let sweeper = tokio::spawn(async move {
@@ -87,32 +96,44 @@ impl Connections {
         });
         let mut end = std::pin::pin!(end);
         loop {
-            // Without room for another one, connections wait in the system's own queue.
+            // Where all are at work, one connection waits here and further ones in the system's own queue.
             let taken = async {
-                let room = rooms.clone().acquire_owned().await;
-                (room, listener.accept().await)
+                let (stream, _) = listener.accept().await?;
+                let room = tokio::select! {
+                    biased;
+                    room = rooms.clone().acquire_owned() => room,
+                    room = idle.make_room(&rooms) => room,
+                };
+                Ok::<_, io::Error>((stream, room))
             };
-            let (room, accepted) = tokio::select! {
+            let taken = tokio::select! {
                 taken = taken => taken,
                 () = &mut end => break,
             };
-            let Ok((stream, _)) = accepted else {
+            let Ok((stream, room)) = taken else {
                 sleep(PAUSE).await;
                 continue;
             };
             let (this, router, watcher) = (self.clone(), router.clone(), graceful.watcher());
+            let place = Arc::new(Place::new(&idle));
             tokio::spawn(async move {
                 let _room = room;
                 let _connected = this.metrics.connected();
                 // Tokens are small, and are to arrive one by one.
                 let _ = stream.set_nodelay(true);
-                match &this.tls {
-                    None => this.serve(stream, router, watcher).await,
-                    Some(Tls(acceptor)) => {
-                        if let Ok(Ok(stream)) = timeout(this.limits.header_time, acceptor.accept(stream)).await {
-                            this.serve(stream, router, watcher).await;
+                let served = async {
+                    match &this.tls {
+                        None => this.serve(stream, router, watcher, &place).await,
+                        Some(Tls(acceptor)) => {
+                            if let Ok(Ok(stream)) = timeout(this.limits.header_time, acceptor.accept(stream)).await {
+                                this.serve(stream, router, watcher, &place).await;
+                            }
                         }
                     }
+                };
+                tokio::select! {
+                    () = served => {}
+                    () = place.turned_out.notified() => {}
                 }
             });
         }
@@ -123,18 +144,147 @@ impl Connections {
     }
 
     /// Serves a connection. What is wrong with it is its client's concern.
-    async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + 'static, router: Router, watcher: Watcher) {
+    async fn serve(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+        router: Router,
+        watcher: Watcher,
+        place: &Arc<Place>,
+    ) {
         let limits = &self.limits;
+        let service = TowerToHyperService::new(router);
+        let service = service_fn(|mut request: Request<Incoming>| {
+            request.extensions_mut().insert(Arc::new(AtWork::new(place)));
+            service.call(request)
+        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(limits.header_time)
             .max_headers(limits.headers)
             .max_header_size(limits.header_bytes)
-            .serve_connection(
-                TokioIo::new(Impatient { stream, most: limits.write_time, waiting: None }),
-                TowerToHyperService::new(router),
-            );
+            .serve_connection(TokioIo::new(Impatient { stream, most: limits.write_time, waiting: None }), service);
         let _ = watcher.watch(connection).await;
+    }
+}
+
+/// Connections that wait for their clients, those first that never had an answer, and then in the order in which they began to
+/// wait. They make room for others, so that no number of clients that send nothing, or send it slowly, keeps others away.
+#[derive(Default)]
+struct Idle {
+    waiting: Mutex<Waiting>,
+    /// There is another one.
+    more: Notify,
+}
+
+/// Whether it had an answer, and a number that grows.
+type Number = (bool, u64);
+
+#[derive(Default)]
+struct Waiting {
+    next: u64,
+    connections: BTreeMap<Number, (Instant, Arc<Notify>)>,
+}
+
+impl Idle {
+    fn with<T>(&self, work: impl FnOnce(&mut Waiting) -> T) -> T {
+        work(&mut self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Turns out the connection that has waited longest, as soon as there is one, and has its room.
+    async fn make_room(&self, rooms: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, AcquireError> {
+        loop {
+            let more = self.more.notified();
+            let longest = self.with(|waiting| match waiting.connections.first_entry() {
+                Some(first) if first.get().0.elapsed() >= GRACE => Some(Ok(first.remove().1)),
+                first => first.map(|first| Err(first.get().0 + GRACE)),
+            });
+            match longest {
+                Some(Ok(turned_out)) => break turned_out.notify_one(),
+                Some(Err(until)) => sleep_until(until).await,
+                None => more.await,
+            }
+        }
+        rooms.clone().acquire_owned().await
+    }
+}
+
+/// A connection's place among those that wait, where it is while no request is at work.
+struct Place {
+    idle: Arc<Idle>,
+    /// Its number among them.
+    number: Mutex<Option<Number>>,
+    had_answer: AtomicBool,
+    turned_out: Arc<Notify>,
+}
+
+impl Place {
+    fn new(idle: &Arc<Idle>) -> Place {
+        let place = Place {
+            idle: idle.clone(),
+            number: Mutex::default(),
+            had_answer: AtomicBool::new(false),
+            turned_out: Arc::default(),
+        };
+        place.wait();
+        place
+    }
+
+    fn set(&self, waits: bool) {
+        let mut number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
+        self.idle.with(|waiting| {
+            if let Some(number) = number.take() {
+                waiting.connections.remove(&number);
+            }
+            if waits {
+                let own = (self.had_answer.load(Ordering::Relaxed), waiting.next);
+                waiting.connections.insert(own, (Instant::now(), self.turned_out.clone()));
+                *number = Some(own);
+                waiting.next += 1;
+            }
+        });
+    }
+
+    fn wait(&self) {
+        self.set(true);
+        self.idle.more.notify_one();
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.set(false);
+    }
+}
+
+/// A request at work: its connection does not make room for others.
+pub struct AtWork(Arc<Place>);
+
+impl AtWork {
+    fn new(place: &Arc<Place>) -> AtWork {
+        place.set(false);
+        AtWork(place.clone())
+    }
+
+    /// The request's body is awaited, until what this gives is dropped.
+    pub fn awaits_body(self: Arc<Self>) -> AwaitsBody {
+        self.0.wait();
+        AwaitsBody(self)
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.had_answer.store(true, Ordering::Relaxed);
+        self.0.wait();
+    }
+}
+
+/// A body is awaited.
+pub struct AwaitsBody(Arc<AtWork>);
+
+impl Drop for AwaitsBody {
+    fn drop(&mut self) {
+        self.0.0.set(false);
     }
 }
 

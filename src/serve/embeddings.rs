@@ -11,7 +11,7 @@ use serde_json::{Value as Json, json};
 
 use super::app::{App, Asked};
 use super::errors::ApiError;
-use super::models::Lease;
+use super::models::{Lease, Loaded};
 use crate::error::Error;
 
 /// Texts that are computed before it is looked whether somebody still waits.
@@ -25,9 +25,9 @@ pub type Vectors = (Vec<f32>, usize);
 /// # Errors
 /// Those of [`App::compute`].
 pub async fn vectors_of(app: &App, lease: Lease, texts: Vec<String>) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
-    let embedder = lease.embedder()?;
-    let dims = embedder.dims() as usize;
-    let part = move |at: usize| {
+    let dims = lease.embedder()?.dims() as usize;
+    let part = move |loaded: &Loaded, at: usize| {
+        let embedder = loaded.embedder()?;
         let texts = texts.get(at * PART..).filter(|rest| !rest.is_empty())?;
         let texts = texts.get(..PART).unwrap_or(texts);
         let compute = || {
@@ -105,9 +105,10 @@ pub async fn rerank(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     let top_n = fields.whole("top_n", 1, (1 << 31) - 1)?.map_or(usize::MAX, |n| n as usize);
     let returns = fields.flag("return_documents")?.unwrap_or(false);
     let lease = app.models.get(model).await?;
-    let reranker = lease.reranker()?;
+    lease.reranker()?;
     let of_thread = documents.clone();
-    let part = move |at: usize| {
+    let part = move |loaded: &Loaded, at: usize| {
+        let reranker = loaded.reranker()?;
         let texts = of_thread.get(at * PART..).filter(|rest| !rest.is_empty())?;
         let texts = texts.get(..PART).unwrap_or(texts);
         let compute = || {

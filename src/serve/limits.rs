@@ -7,6 +7,8 @@ use std::time::Duration;
 pub struct Limits {
     /// Bytes of a request's body.
     pub body_bytes: usize,
+    /// Bytes of all requests' bodies at a time, without the first 64 KiB of each.
+    pub bodies_bytes: usize,
     /// Bytes of a request's line and headers.
     pub header_bytes: usize,
     /// Headers of a request.
@@ -17,7 +19,8 @@ pub struct Limits {
     pub body_time: Duration,
     /// How long a client may leave an answer unread whose parts it has no room for.
     pub write_time: Duration,
-    /// Connections at a time. Further ones wait until one ends.
+    /// Connections at a time. For a further one, the connection ends that has waited longest for its client; where all are at
+    /// work, it waits.
     pub connections: usize,
     /// Tokens of an answer; none but the context's if `None`.
     pub max_tokens: Option<usize>,
@@ -38,10 +41,11 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 8 MiB of body, 32 KiB and 100 headers within 10 s, 512 connections, 10 minutes for an answer.
+    /// 8 MiB of body and 64 MiB of all, 32 KiB and 100 headers within 10 s, 512 connections, 10 minutes for an answer.
     fn default() -> Self {
         Limits {
             body_bytes: 8 << 20,
+            bodies_bytes: 64 << 20,
             header_bytes: 32 << 10,
             headers: 100,
             header_time: Duration::from_secs(10),

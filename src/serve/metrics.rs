@@ -9,10 +9,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-use super::models::{Loaded, Models};
+use super::models::{Entry, Loaded, Models};
 use crate::counters::Counters;
 use crate::device::Device;
-use crate::engine::{EngineStats, Usage};
+use crate::engine::{DeviceStats, EngineStats, Usage};
+use crate::recovery::{BreakerStats, Circuit};
 
 /// Names and values of a measure's labels.
 type Labels<const N: usize> = [(&'static str, String); N];
@@ -52,7 +53,7 @@ const NOW: [(&str, &str, Read); 5] = [
 ];
 
 /// Numbers of an engine since its model was loaded.
-const SINCE: [(&str, &str, Read); 10] = [
+const SINCE: [(&str, &str, Read); 13] = [
     ("engine_prompt_tokens", "Tokens of prompts that were computed", |stats| stats.prompt_tokens),
     ("engine_cached_tokens", "Tokens of prompts that an earlier sequence had computed", |stats| stats.cached_tokens),
     ("engine_generated_tokens", "Tokens that were generated, also of answers that are not over", |stats| {
@@ -65,13 +66,32 @@ const SINCE: [(&str, &str, Read); 10] = [
     ("engine_failed", "Texts that ended with an error", |stats| stats.n_failed),
     ("engine_decode_passes", "Passes that computed a token of each running sequence", |stats| stats.n_decode_passes),
     ("engine_prompt_passes", "Passes over a part of a prompt", |stats| stats.n_prompt_passes),
+    ("recoveries", "Times that texts went on with the model loaded again", |stats| stats.n_recoveries),
+    ("slow_steps", "Steps that took longer than their limit", |stats| stats.n_slow_steps),
+    ("fallback_tokens", "Tokens that the CPU generated in a GPU's place", |stats| stats.fallback_tokens),
+];
+
+/// Reads a count of losses.
+type ReadLosses = fn(&BreakerStats) -> u64;
+
+/// Numbers of what became of lost devices.
+const LOSSES: [(&str, &str, ReadLosses); 2] = [
+    ("fallbacks", "Times that the CPU took the place of a GPU that failed", |stats| stats.n_opened),
+    ("fallback_trials", "Times that such a GPU was tried again", |stats| stats.n_trials),
+];
+
+/// Numbers of each of an engine's devices.
+const OF_DEVICES: [(&str, &str, Read); 3] = [
+    ("device_prompt_tokens", "Tokens of prompts that a device computed", |stats| stats.prompt_tokens),
+    ("device_generated_tokens", "Tokens that a device generated", |stats| stats.generated_tokens),
+    ("device_finished", "Texts that ended by themselves on a device", |stats| stats.n_finished),
 ];
 
 /// Reads a count of a device.
 type ReadDevice = fn(&Counters) -> u64;
 
 /// Numbers of a device since it was opened. Models of one device have the same.
-const OF_DEVICE: [(&str, &str, ReadDevice); 7] = [
+const COUNTED: [(&str, &str, ReadDevice); 7] = [
     ("device_dispatches", "Kernels run", |counters| counters.dispatches),
     ("device_submits", "Submissions to a GPU, or recordings that the CPU ran", |counters| counters.submits),
     ("device_uploaded_bytes", "Bytes written by the host", |counters| counters.bytes_uploaded),
@@ -94,8 +114,13 @@ pub struct Metrics {
     loaded: Family<Labels<1>, Gauge>,
     now: Vec<Family<Labels<1>, Gauge>>,
     since: Vec<Family<Labels<1>, Counter<u64, AtomicU64>>>,
-    of_device: Vec<Family<Labels<1>, Counter<u64, AtomicU64>>>,
+    counted: Vec<Family<Labels<1>, Counter<u64, AtomicU64>>>,
     busy: Family<Labels<1>, Counter<f64, AtomicU64>>,
+    device_lost: Family<Labels<2>, Counter<u64, AtomicU64>>,
+    fallback: Family<Labels<1>, Gauge>,
+    losses: Vec<Family<Labels<1>, Counter<u64, AtomicU64>>>,
+    device_running: Family<Labels<2>, Gauge>,
+    of_devices: Vec<Family<Labels<2>, Counter<u64, AtomicU64>>>,
 }
 
 fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
@@ -133,8 +158,20 @@ impl Metrics {
         let busy = Family::<Labels<1>, Counter<f64, AtomicU64>>::default();
         let help = "Time in steps of the engine, on a GPU with the waiting for it";
         all.register_with_unit("engine_busy", help, Unit::Seconds, busy.clone());
-        let of_device = OF_DEVICE.map(|(name, help, _)| register(all, name, help, Family::default()));
+        let counted = COUNTED.map(|(name, help, _)| register(all, name, help, Family::default()));
+        let device_lost = register(all, "device_lost", "Losses of a model's GPU, by reason", Family::default());
+        let fallback =
+            register(all, "fallback", "Whether the CPU has the place of a GPU that failed", Family::default());
+        let losses = LOSSES.map(|(name, help, _)| register(all, name, help, Family::default()));
+        let device_running =
+            register(all, "device_requests_running", "Requests that a device computes", Family::default());
+        let of_devices = OF_DEVICES.map(|(name, help, _)| register(all, name, help, Family::default()));
         Metrics {
+            device_lost,
+            fallback,
+            losses: losses.into(),
+            device_running,
+            of_devices: of_devices.into(),
             registry,
             requests,
             request_times,
@@ -146,7 +183,7 @@ impl Metrics {
             loaded,
             now: now.into(),
             since: since.into(),
-            of_device: of_device.into(),
+            counted: counted.into(),
             busy,
         }
     }
@@ -188,6 +225,29 @@ impl Metrics {
         Connected(self.connections.clone())
     }
 
+    fn tell_losses(&self, entry: &Entry) {
+        let (labels, stats) = (of_model(entry.name()), entry.losses());
+        for (reason, n) in stats.losses() {
+            let labels = [("model", entry.name().to_owned()), ("reason", reason.name().to_owned())];
+            self.device_lost.get_or_create(&labels).inner().store(n, Ordering::Relaxed);
+        }
+        self.fallback.get_or_create(&labels).set(i64::from(stats.circuit == Circuit::Open));
+        for ((_, _, read), counter) in LOSSES.iter().zip(&self.losses) {
+            counter.get_or_create(&labels).inner().store(read(&stats), Ordering::Relaxed);
+        }
+    }
+
+    fn tell_devices(&self, entry: &Entry) {
+        // One that is replaced has another name, and computes nothing any more.
+        for DeviceStats { device, stats } in entry.devices() {
+            let labels = [("model", entry.name().to_owned()), ("device", device)];
+            self.device_running.get_or_create(&labels).set(stats.n_running.try_into().unwrap_or(i64::MAX));
+            for ((_, _, read), counter) in OF_DEVICES.iter().zip(&self.of_devices) {
+                counter.get_or_create(&labels).inner().store(read(&stats), Ordering::Relaxed);
+            }
+        }
+    }
+
     /// All of it.
     pub fn text(&self, models: &Models) -> String {
         for entry in &models.entries {
@@ -202,10 +262,12 @@ impl Metrics {
                 self.memory.get_or_create(&labels).set(bytes.try_into().unwrap_or(i64::MAX));
             }
             if let Some(counters) = entry.loaded().map(|loaded| device_of(&loaded).counters()) {
-                for ((_, _, read), counter) in OF_DEVICE.iter().zip(&self.of_device) {
+                for ((_, _, read), counter) in COUNTED.iter().zip(&self.counted) {
                     counter.get_or_create(&labels).inner().store(read(&counters), Ordering::Relaxed);
                 }
             }
+            self.tell_losses(entry);
+            self.tell_devices(entry);
             let Some(stats) = entry.stats() else { continue };
             let seconds = stats.busy_micros as f64 / 1e6;
             self.busy.get_or_create(&labels).inner().store(seconds.to_bits(), Ordering::Relaxed);

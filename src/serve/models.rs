@@ -12,10 +12,11 @@ use super::errors::ApiError;
 use crate::answer::Format;
 use crate::chat::ChatTemplate;
 use crate::embed::{Embedder, Reranker};
-use crate::engine::{Engine, EngineOptions, EngineStats};
+use crate::engine::{DeviceStats, Engine, EngineOptions, EngineStats};
 use crate::error::Error;
 use crate::generate::Model;
 use crate::recording::MemoryPlan;
+use crate::recovery::{Breaker, BreakerStats};
 
 /// A model that continues texts, with what computes for it.
 pub struct Decoder {
@@ -35,6 +36,15 @@ impl Decoder {
     /// # Errors
     /// Those of [`Engine::spawn`] and of the template.
     pub fn new(model: &Model, options: &EngineOptions, template: Option<&str>) -> Result<Decoder, Error> {
+        Decoder::of(Engine::spawn(model, options)?, template)
+    }
+
+    /// The same with an engine that was begun, such as by [`Engine::spawn_with`].
+    ///
+    /// # Errors
+    /// Those of the template.
+    pub fn of(engine: Engine, template: Option<&str>) -> Result<Decoder, Error> {
+        let model = engine.model();
         let tokenizer = model.tokenizer()?;
         let own = ChatTemplate::for_model(model.chat_source(), tokenizer)?;
         let template = own.or_else(|| ChatTemplate::known(template?));
@@ -44,7 +54,7 @@ impl Decoder {
             Some(template) => template.stop_ids(tokenizer)?,
             None => Vec::new(),
         };
-        Ok(Decoder { engine: Engine::spawn(model, options)?, template, format, stop_ids })
+        Ok(Decoder { engine, template, format, stop_ids })
     }
 
     /// The model.
@@ -74,6 +84,22 @@ impl Loaded {
         }
     }
 
+    /// The encoder, if it is one.
+    pub fn embedder(&self) -> Option<&Embedder> {
+        match self {
+            Loaded::Embedder(embedder) => Some(embedder),
+            _ => None,
+        }
+    }
+
+    /// The cross-encoder, if it is one.
+    pub fn reranker(&self) -> Option<&Reranker> {
+        match self {
+            Loaded::Reranker(reranker) => Some(reranker),
+            _ => None,
+        }
+    }
+
     /// Bytes of memory by kind.
     pub fn plan(&self) -> Option<MemoryPlan> {
         match self {
@@ -92,6 +118,7 @@ pub struct ModelSpec {
     name: String,
     size_bytes: u64,
     load: Box<Load>,
+    breakers: Vec<Arc<Breaker>>,
 }
 
 impl ModelSpec {
@@ -102,7 +129,13 @@ impl ModelSpec {
         size_bytes: u64,
         load: impl Fn() -> Result<Loaded, Error> + Send + Sync + 'static,
     ) -> ModelSpec {
-        ModelSpec { name: name.into(), size_bytes, load: Box::new(load) }
+        ModelSpec { name: name.into(), size_bytes, load: Box::new(load), breakers: vec![Arc::default()] }
+    }
+
+    /// Tells of the losses that breakers count: those of the model's [`Recovery`](crate::Recovery), one for each device. An
+    /// encoder's losses are counted by the server, with the first; what loads it has to ask [`Breaker::admits`].
+    pub fn with_breakers(self, breakers: Vec<Arc<Breaker>>) -> ModelSpec {
+        ModelSpec { breakers, ..self }
     }
 
     /// The name that requests say.
@@ -139,6 +172,8 @@ pub struct Entry {
 
 struct State {
     loaded: Option<Loaded>,
+    /// How often it was loaded.
+    n_loads: u64,
     used: Instant,
     /// How long it stays after its last use, if a client said so: `None` within is for ever.
     keep: Option<Option<Duration>>,
@@ -152,6 +187,15 @@ impl Entry {
     /// What is loaded, if it is.
     pub fn loaded(&self) -> Option<Loaded> {
         self.state().loaded.clone()
+    }
+
+    /// Loads it, which nobody else does meanwhile.
+    fn load(&self) -> Result<Loaded, Error> {
+        let loaded = (self.spec.load)()?;
+        let mut state = self.state();
+        (state.loaded, state.used) = (Some(loaded.clone()), Instant::now());
+        state.n_loads += 1;
+        Ok(loaded)
     }
 
     /// The name that requests say.
@@ -172,6 +216,25 @@ impl Entry {
         }
     }
 
+    /// Each of its engine's devices.
+    pub fn devices(&self) -> Vec<DeviceStats> {
+        match self.loaded() {
+            Some(Loaded::Decoder(decoder)) => decoder.engine.devices(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// How often its GPUs were lost, and whether the CPU has the place of one.
+    pub fn losses(&self) -> BreakerStats {
+        let now = Instant::now();
+        let stats = self.spec.breakers.iter().map(|breaker| breaker.stats(now));
+        stats.fold(BreakerStats::default(), |sum, stats| sum + stats)
+    }
+
+    fn breaker(&self) -> Option<&Breaker> {
+        self.spec.breakers.first().map(Arc::as_ref)
+    }
+
     /// Takes it out of memory, as soon as the requests that have it are done.
     pub fn unload(&self) {
         self.state().loaded = None;
@@ -187,13 +250,20 @@ impl Entry {
 pub struct Lease {
     pub entry: Arc<Entry>,
     pub loaded: Loaded,
+    /// See [`State::n_loads`].
+    load: u64,
+    /// How often this request had it loaded again.
+    n_reloads: usize,
 }
 
 impl Lease {
     fn of(entry: &Arc<Entry>, loaded: Loaded) -> Lease {
         entry.n_users.fetch_add(1, Ordering::Relaxed);
-        entry.state().used = Instant::now();
-        Lease { entry: entry.clone(), loaded }
+        let mut state = entry.state();
+        state.used = Instant::now();
+        let load = state.n_loads;
+        drop(state);
+        Lease { entry: entry.clone(), loaded, load, n_reloads: 0 }
     }
 
     /// Has the next request load it anew, if that is what an error asks for.
@@ -203,6 +273,33 @@ impl Lease {
         }
     }
 
+    /// After an error at an encoder's work: the encoder loaded again, if its device was lost and loading may help. Waits for it.
+    ///
+    /// # Errors
+    /// `error` itself if it is another one; those of loading.
+    pub fn reload(&mut self, error: Error) -> Result<(), Error> {
+        let Some(reason) = error.loss() else { return Err(error) };
+        self.n_reloads += 1;
+        // By then it is on the CPU, if what loads it asks the breaker.
+        let Some(breaker) = self.entry.breaker().filter(|breaker| self.n_reloads <= breaker.options().losses) else {
+            self.note(&error);
+            return Err(error);
+        };
+        let loading = self.entry.slot.clone().blocking_lock_owned();
+        // Another request may have been first.
+        let loaded = match self.entry.loaded() {
+            Some(loaded) if self.entry.state().n_loads != self.load => loaded,
+            _ => {
+                breaker.lost(reason, Instant::now());
+                self.entry.unload();
+                self.entry.load()?
+            }
+        };
+        drop(loading);
+        (self.loaded, self.load) = (loaded, self.entry.state().n_loads);
+        Ok(())
+    }
+
     /// The model that continues texts.
     ///
     /// # Errors
@@ -210,7 +307,7 @@ impl Lease {
     pub fn decoder(&self) -> Result<Arc<Decoder>, ApiError> {
         match &self.loaded {
             Loaded::Decoder(decoder) => Ok(decoder.clone()),
-            other => Err(self.another(other, "generates nothing")),
+            _ => Err(self.another("generates nothing")),
         }
     }
 
@@ -219,10 +316,7 @@ impl Lease {
     /// # Errors
     /// If it is another one.
     pub fn embedder(&self) -> Result<Embedder, ApiError> {
-        match &self.loaded {
-            Loaded::Embedder(embedder) => Ok(embedder.clone()),
-            other => Err(self.another(other, "makes no vectors")),
-        }
+        self.loaded.embedder().cloned().ok_or_else(|| self.another("makes no vectors"))
     }
 
     /// The cross-encoder.
@@ -230,14 +324,11 @@ impl Lease {
     /// # Errors
     /// If it is another one.
     pub fn reranker(&self) -> Result<Reranker, ApiError> {
-        match &self.loaded {
-            Loaded::Reranker(reranker) => Ok(reranker.clone()),
-            other => Err(self.another(other, "scores nothing")),
-        }
+        self.loaded.reranker().cloned().ok_or_else(|| self.another("scores nothing"))
     }
 
-    fn another(&self, loaded: &Loaded, lacks: &str) -> ApiError {
-        let message = format!("{} is {} and {lacks}", self.entry.name(), loaded.kind());
+    fn another(&self, lacks: &str) -> ApiError {
+        let message = format!("{} is {} and {lacks}", self.entry.name(), self.loaded.kind());
         ApiError { message, ..ApiError::invalid("model", None, "") }
     }
 }
@@ -276,7 +367,7 @@ impl Models {
                 spec,
                 created,
                 slot: Arc::default(),
-                state: Mutex::new(State { loaded: None, used: Instant::now(), keep: None }),
+                state: Mutex::new(State { loaded: None, n_loads: 0, used: Instant::now(), keep: None }),
                 n_users: AtomicUsize::new(0),
                 batches: Arc::new(Semaphore::new(batches)),
                 computing: Arc::new(Semaphore::new(1)),
@@ -292,8 +383,7 @@ impl Models {
     pub fn preload(&self) -> Result<(), Error> {
         let n = if self.keep.lazy { 0 } else { self.keep.max_loaded.unwrap_or(self.entries.len()) };
         for entry in self.entries.iter().take(n) {
-            let loaded = (entry.spec.load)()?;
-            entry.state().loaded = Some(loaded);
+            entry.load()?;
         }
         Ok(())
     }
@@ -314,6 +404,12 @@ impl Models {
     /// `model_not_found`; `busy` if all places for models are in use; those of loading.
     pub async fn get(&self, name: &str) -> Result<Lease, ApiError> {
         let entry = self.find(name)?;
+        if let Some(Loaded::Embedder(_) | Loaded::Reranker(_)) = entry.loaded()
+            && entry.breaker().is_some_and(|breaker| breaker.is_due(Instant::now()))
+        {
+            // A GPU is tried again where it is loaded. A decoder's recovery does that by itself.
+            entry.unload();
+        }
         if let Some(loaded) = entry.loaded() {
             return Ok(Lease::of(entry, loaded));
         }
@@ -334,11 +430,7 @@ impl Models {
         // Also where the client is gone by then: the next one is not to load it a second time.
         let load = move || {
             let _held = (loading, room);
-            let loaded = (of_thread.spec.load)()?;
-            let mut state = of_thread.state();
-            (state.loaded, state.used) = (Some(loaded.clone()), Instant::now());
-            drop(state);
-            Ok(loaded)
+            of_thread.load()
         };
         let loaded = tokio::task::spawn_blocking(load).await;
         let loaded = loaded

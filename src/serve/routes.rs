@@ -17,9 +17,11 @@ use hyper::body::{Frame, SizeHint};
 use serde_json::{Value as Json, json};
 
 use super::app::{App, Since};
+use super::connections::AtWork;
 use super::errors::ApiError;
 use super::models::Entry;
 use super::{chat, completions, embeddings, ollama, openapi, responses};
+use crate::recovery::{BreakerStats, Circuit};
 
 /// What measures call a path that nothing answers.
 const OTHER: &str = "other";
@@ -60,7 +62,9 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     let endpoint =
         request.extensions().get::<MatchedPath>().map_or_else(|| OTHER.into(), |path| path.as_str().to_owned());
     let is_ollama = request.uri().path().starts_with("/api/");
-    let watch = Watch { app: app.clone(), endpoint, method: request.method().clone(), since, status: None };
+    let at_work = request.extensions().get().cloned();
+    let method = request.method().clone();
+    let watch = Watch { app: app.clone(), endpoint, method, since, status: None, _at_work: at_work };
     let cors = app.guard.cors(request.headers());
     let checked = app.guard.check_source(request.uri(), request.headers());
     let preflight = app.guard.preflight(request.method(), request.headers());
@@ -88,6 +92,7 @@ struct Watch {
     method: Method,
     since: Instant,
     status: Option<u16>,
+    _at_work: Option<Arc<AtWork>>,
 }
 
 impl Watch {
@@ -196,8 +201,16 @@ async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<B
 }
 
 async fn health(State(app): State<Arc<App>>) -> Body<Json> {
-    let n_loaded = app.models.entries.iter().filter(|entry| entry.loaded().is_some()).count();
-    Body(json!({"status": "ok", "models": app.models.entries.len(), "loaded": n_loaded}))
+    let entries = &app.models.entries;
+    let n_loaded = entries.iter().filter(|entry| entry.loaded().is_some()).count();
+    let losses: Vec<BreakerStats> = entries.iter().map(|entry| entry.losses()).collect();
+    let n_on_cpu = losses.iter().filter(|stats| stats.circuit == Circuit::Open).count();
+    let n_lost: u64 = losses.iter().map(BreakerStats::n_losses).sum();
+    let status = if n_on_cpu > 0 { "degraded" } else { "ok" };
+    let told = json!({
+        "status": status, "models": entries.len(), "loaded": n_loaded, "fallback": n_on_cpu, "device_lost": n_lost,
+    });
+    Body(told)
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {

@@ -67,6 +67,10 @@ fn path(folder: &Path, info: &DeviceInfo) -> PathBuf {
     folder.join(format!("{}-{name}.{}.tuning.json", info.backend, info.tier))
 }
 
+/// Between a text and its digest.
+#[cfg(not(target_arch = "wasm32"))]
+const DIGEST: &str = ",\n  \"digest\": \"";
+
 /// What a tuning is bound to. The fingerprint stands for the shaders, which may change without the version.
 fn identity(info: &DeviceInfo) -> Map<String, Value> {
     let fields = [
@@ -108,7 +112,20 @@ fn read(path: &Path, info: &DeviceInfo) -> Result<Option<(Tuning, Found)>, Strin
         return Err(format!("it has {size_bytes} bytes, at most {MAX_BYTES} are expected"));
     }
     let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
-    Tuning::parse(&bytes, info).map(Some)
+    let known = Tuning::parse(&bytes, info)?;
+    let at = bytes.windows(DIGEST.len()).rposition(|part| part == DIGEST.as_bytes());
+    let (body, digest) = bytes.split_at(at.ok_or("it has no digest")?);
+    match digest[DIGEST.len()..].starts_with(format!("{}\"", cache::digest(body)).as_bytes()) {
+        true => Ok(Some(known)),
+        false => Err("its digest is another one".into()),
+    }
+}
+
+/// A text with its digest as a last field.
+#[cfg(not(target_arch = "wasm32"))]
+fn sealed(text: &str) -> String {
+    let body = text.trim_end_matches("\n}\n");
+    format!("{body}{DIGEST}{}\"\n}}\n", cache::digest(body.as_bytes()))
 }
 
 /// Writes what is known of a device to its file, if it has one, together with what other processes found meanwhile; with
@@ -130,7 +147,7 @@ pub(crate) fn write(device: &Device, tuning: Option<&Tuning>) -> Result<(), Erro
         }
         None => tuning.unwrap_or(own),
     };
-    cache::write(path, tuning.text(device.info(), &found).as_bytes())
+    cache::write(path, sealed(&tuning.text(device.info(), &found)).as_bytes())
 }
 
 impl Tuning {

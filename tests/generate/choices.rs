@@ -8,7 +8,7 @@ use tilewright::{Device, Error, GenerateOptions, Model};
 
 use super::common::shared::executors;
 use super::common::{self, block_on};
-use super::{builtin, collect, endless, exact_builtin};
+use super::{builtin, collect, endless};
 
 const PROMPT: [u32; 4] = [1, 40, 41, 42];
 
@@ -97,7 +97,7 @@ fn options_out_of_range_are_refused() {
 #[test]
 fn probabilities_are_those_of_the_logits() {
     for device in executors() {
-        let model = exact_builtin(&device);
+        let model = builtin(&device, None);
         let (plain, ..) = collect(model.session().unwrap().generate_ids(&PROMPT, &endless(16)).unwrap());
         let drawn = GenerateOptions { temperature: 1.3, seed: 5, ignore_eos: true, ..GenerateOptions::greedy(16) };
         for (options, n) in [(endless(16), 5), (endless(16), 0), (drawn, 3)] {

@@ -45,6 +45,10 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
         schema(json!({"type": "string", "pattern": "^a$", "minLength": 3}), "empty"),
         schema(json!({"$ref": "#"}), "unusable"),
         schema(chain(2, |next| json!({"allOf": [next]}), json!({"$ref": "#/$defs/d0"})), "unusable"),
+        // Numbers that would be written as others.
+        schema(json!({"const": (1u64 << 53) + 1}), "magnitude"),
+        schema(json!({"enum": [1, u64::MAX]}), "magnitude"),
+        schema(json!({"const": {"a": [i64::MIN]}}), "magnitude"),
         // No schemas.
         schema(json!(3), "object or boolean"),
         schema(json!({"type": "strung"}), "strung"),

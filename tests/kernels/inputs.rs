@@ -248,12 +248,14 @@ impl Source {
     }
 }
 
-/// The value of f16 bits, after IEEE 754-2008, 3.4; infinities and NaN do not occur.
+/// The value of f16 bits, after IEEE 754-2008, 3.4.
 fn half_value(bits: u16) -> f64 {
     let sign = if bits & 0x8000 != 0 { -1.0 } else { 1.0 };
     let fraction = f64::from(bits & 0x3ff);
     match (bits >> 10) & 0x1f {
         0 => sign * fraction * 2f64.powi(-24),
+        31 if fraction == 0.0 => sign * f64::INFINITY,
+        31 => f64::NAN,
         exponent => sign * (1024.0 + fraction) * 2f64.powi(i32::from(exponent) - 25),
     }
 }

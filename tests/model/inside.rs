@@ -14,7 +14,8 @@ fn tiny(name: &str) -> Option<PathBuf> {
 
 fn load(device: &Device, path: &Path, kv_type: KvType) -> Model {
     // Of small passes, so that the caches of layers with a window turn around.
-    let options = LoadOptions { kv_type, context_length: Some(64), max_pass: Some(8), ..LoadOptions::default() };
+    let options =
+        LoadOptions { kv_type, context_length: Some(64), max_pass: Some(8), exact: true, ..LoadOptions::default() };
     Model::load(device, path, options).unwrap_or_else(|e| panic!("{e}"))
 }
 

@@ -39,6 +39,12 @@ fn slow_clients_are_cut_off() {
     body.write(&request("POST", "/v1/completions", &[JSON, ("content-length", "100")], b"{"));
     let answer = body.answer();
     assert_eq!((answer.status, &answer.json()["error"]["code"]), (408, &json!("request_timeout")));
+    // One that ends before its time.
+    let mut body = Connection::open(server.address);
+    body.write(&request("POST", "/v1/completions", &[JSON, ("content-length", "100")], b"{"));
+    body.end();
+    let answer = body.answer();
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (400, &json!("invalid_body")));
     is_alive(&server);
 }
 
@@ -110,9 +116,15 @@ fn large_headers_and_bodies_are_refused() {
 #[test]
 fn other_protocols_are_refused() {
     let server = tight();
-    for bytes in
-        [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/9\r\n\r\n", &[0; 64]]
-    {
+    // Streams of HTTP/2 that are opened and reset at once.
+    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        let length = (payload.len() as u32).to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    };
+    let reset = |stream| [frame(1, 5, stream, b"\x82\x84\x86"), frame(3, 0, stream, b"\0\0\0\x08")].concat();
+    let mut rapid = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(4, 0, 0, b"")].concat();
+    rapid.extend((1..20_000).step_by(2).flat_map(reset));
+    for bytes in [&rapid[..], b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/9\r\n\r\n", &[0; 64]] {
         let mut connection = Connection::open(server.address);
         connection.write(bytes);
         assert!(connection.is_closed() || connection.head().status >= 400);
@@ -120,25 +132,105 @@ fn other_protocols_are_refused() {
     is_alive(&server);
 }
 
+/// A text that takes long, which has begun.
+fn at_work(server: &Running) -> Connection {
+    let long = json!({"model": "story", "prompt": "A", "n": 128, "max_tokens": 500, "stream": true, "logit_bias": {"2": -100}});
+    let mut connection = Connection::open(server.address);
+    connection.write(&request("POST", "/v1/completions", &[JSON], long.to_string().as_bytes()));
+    assert_eq!(connection.head().status, 200);
+    connection
+}
+
 #[test]
-fn connections_beyond_the_limit_wait() {
-    let server = tight();
-    let mut held: Vec<Connection> = (0..4).map(|_| Connection::open(server.address)).collect();
+fn connections_that_wait_for_their_clients_make_room() {
+    let server = own(|_, options| options.limits = Limits { connections: 4, ..Limits::default() });
+    let ask = || get(server.address, "/health").status;
+    let mut busy = at_work(&server);
+    // In this order: nothing, a header that does not end, a body that is awaited.
+    let mut silent = Connection::open(server.address);
+    let mut slow = Connection::open(server.address);
+    slow.write(b"GET /health HTTP/1.1\r\nhost: local");
+    let mut body = Connection::open(server.address);
+    let headers = [JSON, ("content-length", "100"), ("expect", "100-continue")];
+    body.write(&request("POST", "/v1/completions", &headers, b""));
+    assert_eq!(body.head().status, 100);
+    let mut later = Vec::new();
+    for waiting in [&mut silent, &mut slow, &mut body] {
+        let mut next = Connection::open(server.address);
+        next.write(&request("GET", "/health", &[], b""));
+        assert_eq!(next.answer().status, 200);
+        assert!(waiting.is_closed());
+        // It waits for its client, too, and comes last.
+        later.push(next);
+    }
+    assert_eq!(ask(), 200);
+    assert!(!busy.chunk().is_empty());
+    // Where all are at work, the next one waits until one of them ends.
+    let more: Vec<Connection> = (0..3).map(|_| at_work(&server)).collect();
     let mut next = Connection::open(server.address);
     next.write(&request("GET", "/health", &[], b""));
-    // The others are idle, and their time ends.
+    assert!(!busy.chunk().is_empty());
+    drop(more);
     assert_eq!(next.answer().status, 200);
-    assert!(held.iter_mut().all(Connection::is_closed));
+    assert!(!busy.chunk().is_empty());
+}
+
+#[test]
+fn bodies_have_a_limit_in_common() {
+    const KIB: usize = 1 << 10;
+    let server = own(|_, options| {
+        options.limits = Limits { body_bytes: 256 * KIB, bodies_bytes: 256 * KIB, ..Limits::default() };
+    });
+    let text = |n: usize| [vec![b' '; n], b"{}".to_vec()].concat();
+    let ask = |body: &[u8]| send(server.address, "POST", "/v1/completions", &[JSON], body);
+    // It is heard, and wrong for another reason.
+    assert_eq!(ask(&text(200 * KIB)).status, 400);
+    let length = (200 * KIB + 2).to_string();
+    loop {
+        let mut held = Connection::open(server.address);
+        let headers = [JSON, ("content-length", length.as_str())];
+        held.write(&request("POST", "/v1/completions", &headers, &text(200 * KIB)[..200 * KIB]));
+        let other = ask(&text(200 * KIB));
+        // Usual ones are small.
+        done(server.address, "/v1/completions", json!({"model": "story", "prompt": "A", "max_tokens": 1}));
+        held.write(b"{}");
+        let held = held.answer();
+        assert!([400, 429].contains(&other.status) && [400, 429].contains(&held.status));
+        // Which one comes first is chance.
+        if (other.status, held.status) == (429, 400) {
+            assert_eq!((other.header("retry-after"), &other.json()["error"]["code"]), (Some("1"), &json!("busy")));
+            break;
+        }
+    }
+    assert_eq!(ask(&text(200 * KIB)).status, 400);
+}
+
+#[test]
+fn bombs_in_chunks_are_refused() {
+    let server = own(|_, options| options.limits = Limits { body_bytes: 64 << 10, ..Limits::default() });
+    let chunked = [JSON, ("transfer-encoding", "chunked")];
+    let long = "x".repeat(1 << 20);
+    for body in [
+        "1\r\n \r\n".repeat(100_000),
+        format!("1;{long}\r\n \r\n0\r\n\r\n"),
+        format!("1;{}\r\n \r\n", &long[..1000]).repeat(1000),
+        format!("{}1\r\n \r\n0\r\n\r\n", "0".repeat(1 << 20)),
+        "10000000000000001\r\n \r\n0\r\n\r\n".to_owned(),
+        format!("1\r\n \r\n0\r\n{}\r\n", "x-t: 1\r\n".repeat(100_000)),
+    ] {
+        let mut connection = Connection::open(server.address);
+        if connection.write(&request("POST", "/v1/completions", &chunked, body.as_bytes())) {
+            assert!(connection.is_closed() || [400, 413, 431].contains(&connection.head().status));
+        }
+        is_alive(&server);
+    }
 }
 
 #[test]
 fn a_full_queue_is_told_at_once() {
     let server = own(|engine, _| (engine.max_sequences, engine.max_queued) = (1, 1));
     // Many long texts, of which the engine always has one at work and one that waits.
-    let many = json!({"model": "story", "prompt": "A", "n": 128, "max_tokens": 500, "stream": true, "logit_bias": {"2": -100}});
-    let mut busy = Connection::open(server.address);
-    busy.write(&request("POST", "/v1/completions", &[JSON], many.to_string().as_bytes()));
-    assert_eq!(busy.head().status, 200);
+    let busy = at_work(&server);
     let short = json!({"model": "story", "prompt": "A", "max_tokens": 1});
     // In the moment between two texts there may be room.
     let refused = std::iter::repeat_with(|| post(server.address, "/v1/completions", &short))

@@ -57,6 +57,12 @@ impl Connection {
         Connection { stream: BufReader::new(stream) }
     }
 
+    /// Sends nothing more.
+    pub fn end(&mut self) {
+        // The other end may have closed it.
+        let _ = self.stream.get_ref().shutdown(std::net::Shutdown::Write);
+    }
+
     /// Whether the server has closed the connection, with nothing said before.
     pub fn is_closed(&mut self) -> bool {
         matches!(self.stream.fill_buf(), Ok([]) | Err(_))

@@ -56,11 +56,26 @@ fn the_program_serves_until_a_signal_and_logs_nothing_of_what_is_said() {
 }
 
 #[test]
+fn the_program_ends_with_the_one_that_started_it() {
+    let mut child = command(&["--port", "0", "--end-with-stdin"]).stdin(Stdio::piped()).spawn().unwrap();
+    let stdin = child.stdin.take().unwrap();
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut program = Program { child, stderr };
+    let mut line = String::new();
+    program.stderr.read_line(&mut line).unwrap();
+    assert!(line.starts_with("serving "), "{line}");
+    drop(stdin);
+    assert!(program.child.wait().unwrap().success());
+}
+
+#[test]
 fn what_would_be_unsafe_or_is_not_there_ends_the_program() {
-    let cases: [(&[&str], i32, &str); 7] = [
+    let cases: [(&[&str], i32, &str); 9] = [
+        (&["--port", "0", "--device", "cpu,pci:7"], 2, "device"),
         (&["--host", "0.0.0.0", "--port", "0"], 2, "api_key"),
         (&["--port", "0", "--parallel", "0"], 2, "max_sequences"),
         (&["--port", "0", "--cors", "*"], 2, "cors"),
+        (&["--port", "0", "--max-body", "8M", "--max-bodies", "4M"], 2, "max_bodies"),
         (&["--port", "0", "--tls-cert", "cert.pem"], 2, "--tls-key"),
         (&["--port", "0", "none.gguf"], 1, "none.gguf"),
         (&["--port", "0", "--page", "/does/not/exist"], 1, "/does/not/exist"),
@@ -75,4 +90,31 @@ fn what_would_be_unsafe_or_is_not_there_ends_the_program() {
             "{args:?}: {message}"
         );
     }
+}
+
+/// `--device` with a list: one engine over both, whose measures tell of each.
+#[test]
+fn the_program_serves_with_several_devices() {
+    if super::common::gpu(None).is_none() {
+        return;
+    }
+    let mut child = command(&["--port", "0", "--device", "cpu, gpu", "--parallel", "2"]).spawn().unwrap();
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut program = Program { child, stderr };
+    let mut line = String::new();
+    program.stderr.read_line(&mut line).unwrap();
+    let address = line.trim().rsplit_once("http://").unwrap_or_else(|| panic!("{line}")).1.parse().unwrap();
+    let asked = json!({"model": "stories", "prompt": "Once", "max_tokens": 8, "temperature": 0});
+    let asking: Vec<_> = (0..6)
+        .map(|_| {
+            let asked = asked.clone();
+            std::thread::spawn(move || done(address, "/v1/completions", asked).json()["choices"][0]["text"].clone())
+        })
+        .collect();
+    let texts: Vec<Json> = asking.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+    let measures = get(address, "/metrics").text();
+    let of_devices = measures.lines().filter(|line| line.starts_with("tilewright_device_finished_total{"));
+    let finished: Vec<u64> = of_devices.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+    assert_eq!((finished.len(), finished.iter().sum::<u64>()), (2, 6), "{measures}");
 }

@@ -11,7 +11,7 @@ import { after, afterEach, before, test } from "node:test";
 import { openBrowser } from "./browser.mjs";
 import { repository, startServer } from "./server.mjs";
 
-const limited = { timeout: 60_000 };
+const limited = { timeout: 180_000 };
 const PANELS = ["summary", "roofline", "intensity", "bandwidth", "throughput", "flop-share", "utilisation", "tokens", "memory", "scaling",
   "waiting", "mol-time", "mol-flop", "recall", "tuner"];
 const recorded = readFileSync(join(repository, "tests/data/dashboard/llvmpipe.json"), "utf8");

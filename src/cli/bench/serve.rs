@@ -158,7 +158,7 @@ impl OwnServer {
             ..EngineOptions::default()
         };
         engine.check()?;
-        let loader = Loader::new(args, engine.clone(), None);
+        let loader = Loader::new(args, engine.clone(), None)?;
         let spec = loader.spec(model)?;
         let limits = Limits { connections: 2 * tilewright::bench::serve::MOST_CONCURRENT, ..Limits::default() };
         let tell: tilewright::serve::Tell = std::sync::Arc::new(|line: &str| eprintln!("error: {line}"));

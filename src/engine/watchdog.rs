@@ -1,0 +1,86 @@
+//! Looks from another thread whether a step takes too long, and gives up the GPU that does not answer.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::device::Device;
+use crate::error::Error;
+use crate::loss::LossReason;
+
+/// The thread ends when this is dropped.
+pub(super) struct Watchdog(Arc<Watch>);
+
+struct Watch {
+    limit: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// The step that is computed: when it has to be over, and on what device it is.
+    step: Option<(Instant, Device)>,
+    /// Whether it is not over by then.
+    is_late: bool,
+    is_over: bool,
+}
+
+impl Watch {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let mut state = self.state();
+        while !state.is_over {
+            let left = match &state.step {
+                Some((end, _)) if !state.is_late => Some(end.saturating_duration_since(Instant::now())),
+                _ => None,
+            };
+            state = match left {
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(Duration::ZERO) => {
+                    state.is_late = true;
+                    if let Some((_, device)) = &state.step {
+                        let message = format!("a step took longer than {} s", self.limit.as_secs_f64());
+                        device.give_up(LossReason::SlowStep, message);
+                    }
+                    state
+                }
+                Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            };
+        }
+    }
+}
+
+impl Watchdog {
+    /// One for steps that may take so long.
+    pub fn begin(limit: Duration) -> Result<Watchdog, Error> {
+        let watch = Arc::new(Watch { limit, state: Mutex::default(), changed: Condvar::new() });
+        let of_thread = watch.clone();
+        let spawned = std::thread::Builder::new().name("tilewright watchdog".into()).spawn(move || of_thread.run());
+        spawned.map_err(|source| Error::Io { path: "a thread".into(), source })?;
+        Ok(Watchdog(watch))
+    }
+
+    /// A step begins on a device.
+    pub fn step_begins(&self, device: &Device) {
+        let end = Instant::now().checked_add(self.0.limit);
+        *self.0.state() = State { step: end.map(|end| (end, device.clone())), ..State::default() };
+        self.0.changed.notify_one();
+    }
+
+    /// It is over. Whether it took too long.
+    pub fn step_ends(&self) -> bool {
+        let mut state = self.0.state();
+        state.step = None;
+        state.is_late
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.0.state().is_over = true;
+        self.0.changed.notify_one();
+    }
+}

@@ -1,0 +1,175 @@
+//! The program killed at any point of what it writes: a run after that finds nothing broken, and says what it would have said.
+
+mod common;
+#[allow(dead_code, reason = "the tests of the hub need more of it")]
+#[path = "hub/server.rs"]
+mod server;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use common::Rng;
+use server::{Server, sha256};
+
+const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf");
+
+/// A folder of this test's own, which is empty.
+fn folder(test: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("crash").join(test);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// A program that writes its files to a folder.
+struct Program<'a> {
+    folder: &'a Path,
+    args: Vec<String>,
+    endpoint: Option<&'a str>,
+}
+
+impl Program<'_> {
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+        command.args(&self.args).env("TILEWRIGHT_CACHE_DIR", self.folder.join("cache"));
+        command.env_remove("TILEWRIGHT_DEVICE").env_remove("TILEWRIGHT_DIE_AT").stdin(Stdio::null());
+        command.env("HF_HOME", self.folder.join("hub"));
+        if let Some(endpoint) = self.endpoint {
+            command.env("HF_ENDPOINT", endpoint);
+        }
+        command
+    }
+
+    /// Runs it to its end, which has to be a good one.
+    fn run(&self) -> Output {
+        let output = self.command().output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{:?}: {said}", self.args);
+        assert!(!said.contains("is ignored") && !said.contains("warning"), "{said}");
+        output
+    }
+
+    /// Ends it at the `n`-th point of what it writes. False if there are not so many.
+    fn dies_at(&self, n: usize) -> bool {
+        let output = self.command().env("TILEWRIGHT_DIE_AT", n.to_string()).output().unwrap();
+        assert!(output.status.success() || output.status.code().is_none(), "{output:?}");
+        !output.status.success()
+    }
+
+    /// Kills it after some time. False if it was done before.
+    fn killed_after(&self, time: Duration) -> bool {
+        let mut child = self.command().stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(time);
+        child.kill().unwrap();
+        !child.wait().unwrap().success()
+    }
+}
+
+/// Ends it at every point, or at some; after each it has to do all that it does undisturbed.
+fn dies_anywhere(program: &Program<'_>, check: impl Fn(&Output), picked: impl Fn(usize) -> bool) {
+    let fresh = || {
+        let _ = fs::remove_dir_all(program.folder);
+        fs::create_dir_all(program.folder).unwrap();
+    };
+    fresh();
+    check(&program.run());
+    let mut n_died = 0;
+    for n in 1.. {
+        if !picked(n) && n < 200 {
+            continue;
+        }
+        fresh();
+        if !program.dies_at(n) {
+            break;
+        }
+        n_died += 1;
+        check(&program.run());
+        // And what that one wrote is good as well.
+        check(&program.run());
+    }
+    println!("died {n_died} times: {:?}", program.args);
+    assert!(n_died > 2);
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn story<'a>(folder: &'a Path, device: &str) -> Program<'a> {
+    let session = folder.join("story.session").display().to_string();
+    let args = ["run", BUILTIN, "--device", device, "--temperature", "0", "-n", "4", "--session", &session];
+    Program { folder, args: args.map(str::to_owned).into(), endpoint: None }
+}
+
+#[test]
+fn sessions_are_whole_or_as_they_were() {
+    let folder = folder("session");
+    let program = story(&folder, "cpu");
+    let whole = text(&program.run());
+    let picked = |n| common::is_full() || n % 3 == 2;
+    dies_anywhere(&program, |output| assert_eq!(text(output), whole), picked);
+}
+
+/// Pipelines, what the self-test found, and a session, on a GPU.
+#[test]
+fn caches_are_whole_or_as_they_were() {
+    if !common::is_full() {
+        return;
+    }
+    if common::gpu(None).is_none() {
+        return;
+    }
+    let folder = folder("caches");
+    let program = story(&folder, "gpu");
+    let whole = text(&program.run());
+    assert!(fs::read_dir(folder.join("cache")).unwrap().count() > 1, "pipelines and a tuning");
+    dies_anywhere(&program, |output| assert_eq!(text(output), whole), |_| true);
+}
+
+#[test]
+fn downloads_are_whole_or_gone_on_with() {
+    let mut rng = Rng::new(1);
+    let content: Vec<u8> = (0..900_000).map(|_| rng.word() as u8).collect();
+    let server = Server::new("owner/name", &[("m-Q8_0.gguf", &content)]);
+    let folder = folder("download");
+    let program = Program {
+        folder: &folder,
+        args: ["pull", "hf:owner/name:Q8_0"].map(str::to_owned).into(),
+        endpoint: Some(&server.endpoint),
+    };
+    let check = |output: &Output| {
+        let path = text(output);
+        assert_eq!(sha256(&fs::read(path.trim()).unwrap()), sha256(&content), "{path}");
+    };
+    dies_anywhere(&program, check, |n| common::is_full() || n % 4 == 1);
+}
+
+/// `kill -9` at times that nothing tells: while it loads, computes or writes. Whatever the time is, the next run is good.
+#[test]
+fn killed_at_any_time_the_next_run_is_good() {
+    let devices: &[&str] = if common::is_full() { &["cpu", "gpu"] } else { &["cpu"] };
+    let n = if common::is_full() { 25 } else { 3 };
+    for device in devices {
+        if *device == "gpu" && common::gpu(None).is_none() {
+            continue;
+        }
+        let folder = folder(device);
+        let program = story(&folder, device);
+        let start = Instant::now();
+        let whole = text(&program.run());
+        let (lasts, mut rng, mut n_killed) = (start.elapsed(), Rng::new(7), 0);
+        for i in 0..n {
+            let share = rng.unit();
+            n_killed += u32::from(program.killed_after(lasts.mul_f64(share)));
+            if i % 5 == 4 || i + 1 == n {
+                assert_eq!(text(&program.run()), whole);
+                // The next one writes anew.
+                fs::remove_dir_all(&folder).unwrap();
+                fs::create_dir_all(&folder).unwrap();
+            }
+        }
+        println!("killed {n_killed} of {n} times on {device}");
+    }
+}

@@ -1,0 +1,445 @@
+//! Faults of a GPU, on demand: texts go on with the same tokens, or a request fails with the right error; nothing hangs, nothing
+//! is left behind, and what is asked for next is answered.
+
+mod common;
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use common::{block_on, find_data};
+use tilewright::engine::{Engine, EngineOptions, EngineStats, Request, Stream};
+use tilewright::{
+    Breaker, BreakerOptions, BreakerStats, Call, Circuit, Device, DeviceChoice, Effect, Error, Faults, GenerateOptions,
+    LoadOptions, LossReason, Model, Recovery, Tier,
+};
+use web_time::Instant;
+
+/// So long that a test is over before.
+const EVER: Duration = Duration::from_secs(1 << 30);
+
+fn load(device: &Device) -> Result<Model, Error> {
+    let path = find_data(&Path::new("tiny-random").join("llama3-rope")).expect("the model is in the repository");
+    Model::load(device, path, LoadOptions::default())
+}
+
+fn requests() -> Vec<Request> {
+    let greedy = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(5) };
+    [3, 70].into_iter().map(|n| Request::new((1..=n).collect(), greedy.clone())).collect()
+}
+
+fn collect(mut stream: Stream) -> Result<Vec<u32>, Error> {
+    let mut ids = Vec::new();
+    while let Some(piece) = block_on(stream.next()) {
+        ids.push(piece?.id);
+    }
+    Ok(ids)
+}
+
+/// What the texts are that nothing disturbs, on the CPU.
+fn undisturbed() -> Vec<Vec<u32>> {
+    let model = load(&common::cpu()).unwrap();
+    let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+    let streams: Vec<Stream> = requests().into_iter().map(|request| engine.submit(request).unwrap()).collect();
+    while block_on(driver.step()).unwrap() {}
+    streams.into_iter().map(|stream| collect(stream).unwrap()).collect()
+}
+
+/// What a service goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Load,
+    Idle,
+    Prefill,
+    Decode,
+    MidStream,
+    Unload,
+}
+
+/// What a fault can be brought about with.
+struct Hand<'a> {
+    faults: &'a Faults,
+    breaker: &'a Breaker,
+    /// The device that was opened last.
+    device: Option<Device>,
+}
+
+/// What became of a service.
+struct Served {
+    /// What the first load was refused with, if it was; then it was loaded once more, or onto the CPU.
+    refused: Option<Error>,
+    losses: Vec<(LossReason, u64)>,
+    circuit: Circuit,
+    stats: EngineStats,
+    is_on_gpu: bool,
+}
+
+impl Served {
+    fn lost(&self, reason: LossReason) -> u64 {
+        self.losses.iter().find(|(known, _)| *known == reason).map_or(0, |(_, n)| *n)
+    }
+
+    fn n_losses(&self) -> u64 {
+        self.losses.iter().map(|(_, n)| n).sum()
+    }
+}
+
+/// How a service is set up.
+struct Setup {
+    faults: Faults,
+    tier: Option<Tier>,
+    breaker: BreakerOptions,
+    engine: EngineOptions,
+}
+
+impl Setup {
+    fn new(faults: Faults) -> Setup {
+        // Losses count however slow the test is, and nothing is tried again.
+        let breaker = BreakerOptions { within: EVER, retry_after: None, ..BreakerOptions::default() };
+        Setup { faults, tier: None, breaker, engine: EngineOptions::default() }
+    }
+}
+
+/// Loads a model, has an engine generate both texts and then one more, and unloads it; `enter` is called before each phase. All
+/// texts have to be those that nothing disturbs, and pages and memory have to be given back.
+fn serve(whole: &[Vec<u32>], setup: &Setup, mut enter: impl FnMut(Phase, Hand<'_>)) -> Served {
+    let Setup { faults, tier, breaker, engine } = setup;
+    let breaker = Arc::new(Breaker::new(*breaker));
+    let opened: RefCell<Vec<Device>> = RefCell::default();
+    let open = || {
+        let device = block_on(Device::open_with_faults(&DeviceChoice::Gpu, *tier, None, faults))?;
+        opened.borrow_mut().push(device.clone());
+        Ok(device)
+    };
+    let mut enter = |phase| {
+        let device = opened.borrow().last().cloned();
+        enter(phase, Hand { faults, breaker: &breaker, device });
+    };
+    let mut recovery = Recovery::new(open, load, |notice| println!("  {notice}")).with_breaker(breaker.clone());
+    enter(Phase::Load);
+    let mut first = || open().and_then(|device| recovery.load(&device));
+    let (model, refused) = match first() {
+        Ok(model) => (model, None),
+        // It was told. Asking once more helps, or else another device.
+        Err(error) => (first().or_else(|_| load(&common::cpu())).unwrap(), Some(error)),
+    };
+    let (engine, mut driver) = Engine::new(&model, engine).unwrap();
+    drop(model);
+    enter(Phase::Idle);
+    let streams: Vec<Stream> = requests().into_iter().map(|request| engine.submit(request).unwrap()).collect();
+    let mut step = || block_on(driver.step_with(&mut recovery)).unwrap();
+    for phase in [Phase::Prefill, Phase::Decode] {
+        enter(phase);
+        step();
+    }
+    enter(Phase::MidStream);
+    while step() {}
+    for (stream, whole) in streams.into_iter().zip(whole) {
+        assert_eq!(collect(stream).unwrap(), *whole);
+    }
+    let next = engine.submit(requests().remove(0)).unwrap();
+    while step() {}
+    assert_eq!(collect(next).unwrap(), whole[0], "what is asked for next");
+    let (stats, name) = (engine.stats(), engine.devices().remove(0).device);
+    assert_eq!((stats.n_failed, stats.n_running, stats.n_queued), (0, 0, 0));
+    assert_eq!(stats.n_free_pages + stats.n_kept_pages, stats.n_pages, "pages are back");
+    enter(Phase::Unload);
+    drop((engine, driver, recovery));
+    let BreakerStats { circuit, .. } = breaker.stats(Instant::now());
+    let losses = breaker.stats(Instant::now()).losses().collect();
+    let opened = opened.take();
+    assert!(opened.iter().all(|device| device.used_bytes() == 0), "memory is back");
+    let is_on_gpu = opened.last().is_some_and(|device| device.info().name == name);
+    Served { refused, losses, circuit, stats, is_on_gpu }
+}
+
+/// The texts that nothing disturbs and the calls of a service, if there is a GPU. What pipelines compute was tested by the one
+/// before, so that later services do the same calls.
+fn warm() -> Option<&'static (Vec<Vec<u32>>, Faults)> {
+    static WARM: OnceLock<Option<(Vec<Vec<u32>>, Faults)>> = OnceLock::new();
+    WARM.get_or_init(|| {
+        common::gpu_from(block_on(Device::open_in(&DeviceChoice::Gpu, None, None)))?;
+        let whole = undisturbed();
+        serve(&whole, &Setup::new(Faults::default()), |_, _| ());
+        let clean = Setup::new(Faults::default());
+        let served = serve(&whole, &clean, |_, _| ());
+        assert!(served.refused.is_none() && served.is_on_gpu && served.stats.n_recoveries == 0);
+        Some((whole, clean.faults))
+    })
+    .as_ref()
+}
+
+/// As many calls as there are, one after the other: it fails, or the device is gone after it, or from it on every one fails; one
+/// of the three where calls are many. By default one of the submissions and one of the buffers.
+#[test]
+fn any_call_may_fail() {
+    let Some((whole, clean)) = warm() else { return };
+    let mut n_cases = 0;
+    for call in Call::ALL {
+        let n_calls = clean.count(call);
+        assert!(n_calls > 0, "{call:?}");
+        for n in 1..=n_calls {
+            // Which of the three, where not all are tried.
+            let one = match call {
+                // Of these there are many that are alike.
+                Call::CreateBuffer | Call::Write if common::is_full() => Some(n as usize % 3),
+                _ if common::is_full() => None,
+                Call::Submit if n == n_calls / 2 => Some(1),
+                Call::CreateBuffer if n == n_calls - 1 => Some(0),
+                _ => continue,
+            };
+            let faults = [
+                ("fails", Faults::default().at(call, n, Effect::Fail)),
+                ("loses", Faults::default().at(call, n, Effect::LoseAfter)),
+                ("always fails", Faults::default().from(call, n, Effect::Fail)),
+            ];
+            for (j, (what, faults)) in faults.into_iter().enumerate() {
+                if one.is_some_and(|one| one != j) {
+                    continue;
+                }
+                println!("{call:?} {n} of {n_calls} {what}");
+                let setup = Setup::new(faults);
+                let served = serve(whole, &setup, |_, _| ());
+                assert!(setup.faults.count(call) >= n, "{call:?} {n} was never reached");
+                let code = served.refused.as_ref().map(Error::code);
+                assert!(matches!(code, None | Some("gpu" | "device_lost")), "{call:?} {n} {what}: {code:?}");
+                n_cases += 1;
+            }
+        }
+    }
+    println!("{n_cases} cases of {} calls", Call::ALL.map(|call| clean.count(call)).iter().sum::<u64>());
+}
+
+/// A fault that is brought about in a phase, and what has to come of it.
+type Cell = (&'static str, Phase, fn(Hand<'_>), fn(&Served) -> bool);
+
+/// F1 to F4, F6, F9 to F11, F14 and F16 of `RELIABILITY`, in the phases in which they can come about.
+const CELLS: &[Cell] = {
+    use Phase::{Decode, Idle, Load, MidStream, Prefill, Unload};
+    const fn once(served: &Served) -> bool {
+        served.stats.n_recoveries == 1 && served.is_on_gpu
+    }
+    fn destroy(hand: Hand<'_>) {
+        hand.device.unwrap().destroy();
+    }
+    fn destroyed(served: &Served) -> bool {
+        once(served) && served.lost(LossReason::Destroyed) == 1
+    }
+    fn untouched(served: &Served) -> bool {
+        served.n_losses() == 0
+    }
+    fn submit_loses(hand: Hand<'_>) {
+        hand.faults.next(Call::Submit, 1, Effect::LoseAfter);
+    }
+    fn by_driver(served: &Served) -> bool {
+        once(served) && served.lost(LossReason::Driver) == 1
+    }
+    fn adapter_gone(hand: Hand<'_>) {
+        hand.faults.every(Call::Open, Effect::Fail);
+        destroy(hand);
+    }
+    fn on_cpu(served: &Served) -> bool {
+        !served.is_on_gpu && served.circuit == Circuit::Open
+    }
+    fn no_memory(hand: Hand<'_>) {
+        hand.faults.next(Call::CreateBuffer, 1, Effect::OutOfMemory);
+    }
+    fn refused_for_memory(served: &Served) -> bool {
+        matches!(served.refused, Some(Error::OutOfMemory { .. })) && served.n_losses() == 0
+    }
+    fn lost_for_memory(served: &Served) -> bool {
+        once(served) && served.lost(LossReason::OutOfMemory) == 1
+    }
+    fn pipeline_refused(hand: Hand<'_>) {
+        hand.faults.next(Call::CreatePipeline, 1, Effect::Fail);
+    }
+    fn refused(served: &Served) -> bool {
+        once(served) && served.lost(LossReason::Refused) == 1
+    }
+    fn map_fails(hand: Hand<'_>) {
+        hand.faults.next(Call::Map, 1, Effect::Fail);
+    }
+    fn no_answer(hand: Hand<'_>) {
+        hand.faults.next(Call::Poll, 1, Effect::Fail);
+    }
+    fn unanswered(served: &Served) -> bool {
+        once(served) && served.lost(LossReason::NoAnswer) == 1
+    }
+    fn bad_shader(hand: Hand<'_>) {
+        hand.faults.next(Call::CreatePipeline, 1, Effect::BadShader);
+    }
+    fn lost_untold(hand: Hand<'_>) {
+        hand.faults.next(Call::Submit, 1, Effect::LoseUntold);
+    }
+    fn recovered(served: &Served) -> bool {
+        served.stats.n_recoveries >= 1
+    }
+    fn ask_for_cpu(hand: Hand<'_>) {
+        hand.breaker.open(Instant::now());
+    }
+    &[
+        ("F1 device.destroy()", MidStream, destroy, destroyed),
+        ("F1 device.destroy()", Idle, destroy, destroyed),
+        ("F1 device.destroy()", Prefill, destroy, destroyed),
+        ("F1 device.destroy()", Decode, destroy, destroyed),
+        ("F1 device.destroy()", Unload, destroy, untouched),
+        ("F2 destroyed as it submits", MidStream, submit_loses, by_driver),
+        ("F2 destroyed as it submits", Load, submit_loses, by_driver),
+        ("F2 destroyed as it submits", Prefill, submit_loses, by_driver),
+        ("F2 destroyed as it submits", Decode, submit_loses, by_driver),
+        ("F3 adapter gone", Prefill, adapter_gone, on_cpu),
+        ("F3 adapter gone", Idle, adapter_gone, on_cpu),
+        ("F3 adapter gone", Decode, adapter_gone, on_cpu),
+        ("F3 adapter gone", MidStream, adapter_gone, on_cpu),
+        ("F4 out of memory", Load, no_memory, refused_for_memory),
+        ("F4 out of memory", Prefill, no_memory, lost_for_memory),
+        ("F4 out of memory", Decode, no_memory, lost_for_memory),
+        ("F6 pipeline refused", Prefill, pipeline_refused, refused),
+        ("F6 pipeline refused", Decode, pipeline_refused, refused),
+        ("F9 map fails", MidStream, map_fails, by_driver),
+        ("F9 map fails", Prefill, map_fails, by_driver),
+        ("F9 map fails", Decode, map_fails, by_driver),
+        ("F10 no answer to a poll", Decode, no_answer, unanswered),
+        ("F10 no answer to a poll", Prefill, no_answer, unanswered),
+        ("F10 no answer to a poll", MidStream, no_answer, unanswered),
+        ("F11 shader error", Prefill, bad_shader, refused),
+        ("F11 shader error", Decode, bad_shader, refused),
+        ("F14 lost and never told", MidStream, lost_untold, recovered),
+        ("F14 lost and never told", Prefill, lost_untold, recovered),
+        ("F14 lost and never told", Decode, lost_untold, recovered),
+        ("F16 CPU asked for", MidStream, ask_for_cpu, on_cpu),
+        ("F16 CPU asked for", Idle, ask_for_cpu, on_cpu),
+        ("F16 CPU asked for", Prefill, ask_for_cpu, on_cpu),
+        ("F16 CPU asked for", Decode, ask_for_cpu, on_cpu),
+    ]
+};
+
+/// By default three of them: a device that is destroyed, a pipeline that is refused, and a loss that nobody tells of.
+#[test]
+fn faults_in_any_phase_are_a_pause() {
+    let Some((whole, _)) = warm() else { return };
+    let few = [("F1", Phase::MidStream), ("F6", Phase::Prefill), ("F14", Phase::Decode)];
+    for (name, phase, bring_about, is_right) in CELLS {
+        let is_one_of_few = few.iter().any(|(few, at)| name.split(' ').next() == Some(few) && phase == at);
+        if !common::is_full() && !is_one_of_few {
+            continue;
+        }
+        println!("{name} in {phase:?}");
+        let mut n = 0;
+        let served = serve(whole, &Setup::new(Faults::default()), |at, hand| {
+            if at == *phase {
+                n += 1;
+                bring_about(hand);
+            }
+        });
+        let Served { refused, losses, circuit, stats, is_on_gpu } = &served;
+        assert!(
+            n == 1 && is_right(&served),
+            "{name} in {phase:?}: {refused:?}, {losses:?}, {circuit:?}, on GPU: {is_on_gpu}, {stats:?}"
+        );
+    }
+}
+
+/// F4 and F5: memory that ends at some point, with an error or with the device.
+#[test]
+fn memory_that_ends_is_told_or_the_cpu_takes_over() {
+    let Some((whole, _)) = warm() else { return };
+    // Of what the service needs: nothing is there for weights, or only for them.
+    for (bytes, loses) in [(100 << 10, false), (300 << 10, false), (100 << 10, true), (300 << 10, true)] {
+        if !common::is_full() && (bytes, loses) != (300 << 10, false) {
+            continue;
+        }
+        let served = serve(whole, &Setup::new(Faults::default().with_memory(bytes, loses)), |_, _| ());
+        println!("{bytes} bytes, loses: {loses}: {:?}, {:?}", served.refused, served.losses);
+        assert!(!served.is_on_gpu, "{bytes} {loses}");
+        match &served.refused {
+            Some(Error::OutOfMemory { size_bytes, allocated_bytes, .. }) => {
+                assert!(size_bytes + allocated_bytes > bytes)
+            }
+            other => assert!(other.is_none() && served.circuit == Circuit::Open, "{other:?}"),
+        }
+    }
+}
+
+/// F7 and F8: no more than WebGPU promises everywhere, and no feature that it does not.
+#[test]
+fn what_is_optional_is_not_needed() {
+    let Some((whole, _)) = warm() else { return };
+    let optional = ["timestamp-query", "pipeline-cache", "subgroups", "shader-f16"];
+    let all = optional.into_iter().fold(Faults::default().with_minimum_limits(), Faults::without);
+    let mut cases = vec![("all of it", all)];
+    if common::is_full() {
+        cases.push(("F7 limits", Faults::default().with_minimum_limits()));
+        cases.extend(optional.map(|feature| (feature, Faults::default().without(feature))));
+    }
+    for (name, faults) in cases {
+        let served = serve(whole, &Setup::new(faults), |_, _| ());
+        assert!(served.refused.is_none() && served.is_on_gpu && served.n_losses() == 0, "{name}");
+    }
+    // Tiers say which one they need.
+    for (tier, feature) in [(Tier::Subgroups, "subgroups"), (Tier::F16, "shader-f16")] {
+        let faults = Faults::default().without(feature);
+        let refused = block_on(Device::open_with_faults(&DeviceChoice::Gpu, Some(tier), None, &faults)).err();
+        let Some(Error::Limit { limit, .. }) = &refused else { panic!("{refused:?}") };
+        assert!(limit.contains(feature), "{limit}");
+    }
+}
+
+/// In tests that `--full` alone runs: each takes seconds.
+fn warm_in_full() -> Option<&'static (Vec<Vec<u32>>, Faults)> {
+    if !common::is_full() {
+        common::skip_part("a step that hangs and a slow device: with --full");
+        return None;
+    }
+    warm()
+}
+
+/// F12: a dispatch that is never done. The limit is longer than a step takes; where it is not, the step is given up as well, and
+/// the text is the same.
+#[test]
+fn a_step_that_hangs_is_given_up() {
+    let Some((whole, _)) = warm_in_full() else { return };
+    let mut setup = Setup::new(Faults::default());
+    setup.engine.step_limit = Some(Duration::from_secs(3));
+    let served = serve(whole, &setup, |at, hand| {
+        if at == Phase::MidStream {
+            hand.faults.next(Call::Poll, 1, Effect::Hang);
+        }
+    });
+    assert!(served.stats.n_slow_steps >= 1 && served.lost(LossReason::SlowStep) == served.stats.n_slow_steps);
+}
+
+/// F13: 10 ms more for each submission.
+#[test]
+fn a_slow_device_is_no_fault() {
+    let Some((whole, _)) = warm_in_full() else { return };
+    let slow = Effect::Wait(Duration::from_millis(10));
+    let served = serve(whole, &Setup::new(Faults::default().from(Call::Submit, 1, slow)), |_, _| ());
+    assert!(served.n_losses() == 0 && served.is_on_gpu && served.stats.n_slow_steps == 0);
+}
+
+/// F15: lost twice in the time in which once may be. The CPU goes on, until the GPU is tried again after a while.
+#[test]
+fn a_device_that_is_lost_twice_is_replaced_by_the_cpu_for_a_while() {
+    let Some((whole, _)) = warm() else { return };
+    let mut setup = Setup::new(Faults::default());
+    setup.breaker.losses = 2;
+    let lose = |at, hand: Hand<'_>| {
+        if at == Phase::Decode {
+            // Also what is opened anew.
+            (1..=2).for_each(|i| hand.faults.next(Call::Map, 2 * i, Effect::LoseAfter));
+        }
+    };
+    let served = serve(whole, &setup, lose);
+    assert_eq!((served.n_losses(), served.circuit, served.is_on_gpu), (2, Circuit::Open, false));
+    assert!(served.stats.fallback_tokens > 0 && served.stats.fallback_tokens < served.stats.generated_tokens);
+    if !common::is_full() {
+        return;
+    }
+    // The same, and at once the GPU is tried: nobody loses it any more.
+    setup = Setup::new(Faults::default());
+    (setup.breaker.losses, setup.breaker.retry_after) = (2, Some(Duration::ZERO));
+    let served = serve(whole, &setup, lose);
+    assert_eq!((served.n_losses(), served.circuit, served.is_on_gpu), (2, Circuit::HalfOpen, true));
+}

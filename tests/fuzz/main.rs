@@ -1,0 +1,75 @@
+//! Random input for all that reads what others have written: it is refused with a typed error, or what it gives holds together.
+//!
+//! A target makes its input of a seed, mostly by changing what is valid: that gets further in than noise. By default each runs
+//! with a few hundred seeds, always the same. `TILEWRIGHT_FUZZ=600` has it run for so many seconds, with seeds that were never
+//! tried before, and `TILEWRIGHT_CASE=gguf_parse/17` with one seed, as a failure prints it.
+
+#[path = "../formats/allocator.rs"]
+mod allocator;
+#[path = "../chat/bombs.rs"]
+mod bombs;
+#[path = "../formats/builder.rs"]
+#[allow(dead_code)]
+mod builder;
+#[path = "../serve/client.rs"]
+#[allow(dead_code)]
+mod client;
+#[path = "../common/mod.rs"]
+mod common;
+mod files;
+#[path = "../formats/hostile.rs"]
+#[allow(dead_code)]
+mod hostile;
+#[path = "../kernels/inputs.rs"]
+#[allow(dead_code)]
+mod inputs;
+mod kernels;
+mod mutate;
+mod requests;
+#[path = "../grammar/schemas.rs"]
+#[allow(dead_code)]
+mod schemas;
+#[path = "../serve/server.rs"]
+#[allow(dead_code)]
+mod server;
+mod texts;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use builder::Rng;
+
+/// Runs a target, with the seeds below `n` unless something else is asked for. It gives whether its input was accepted.
+fn fuzz(name: &str, n: u64, target: impl Fn(&mut Rng) -> bool) {
+    let asked = |variable: &str| std::env::var(variable).ok();
+    let one = asked("TILEWRIGHT_CASE").and_then(|case| case.strip_prefix(name)?.strip_prefix('/')?.parse().ok());
+    let seconds: Option<u64> = asked("TILEWRIGHT_FUZZ").map(|seconds| seconds.parse().expect("a number of seconds"));
+    let begin = Instant::now();
+    let (mut n_done, mut n_accepted, mut slowest) = (0, 0, (Duration::ZERO, 0));
+    let mut run = |seed: u64| {
+        let since = Instant::now();
+        // A seed is a number of its own for each target, and those next to each other have nothing in common.
+        let mut rng = Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ name.len() as u64);
+        match catch_unwind(AssertUnwindSafe(|| target(&mut rng))) {
+            Ok(is_accepted) => n_accepted += u64::from(is_accepted),
+            Err(panic) => {
+                println!("TILEWRIGHT_CASE={name}/{seed}");
+                resume_unwind(panic);
+            }
+        }
+        (n_done, slowest) = (n_done + 1, slowest.max((since.elapsed(), seed)));
+    };
+    match (one, seconds) {
+        (Some(seed), _) => run(seed),
+        (None, Some(seconds)) => {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970");
+            (now.as_nanos() as u64..).take_while(|_| begin.elapsed() < Duration::from_secs(seconds)).for_each(&mut run);
+        }
+        (None, None) => (0..n * if common::is_full() { 20 } else { 1 }).for_each(&mut run),
+    }
+    let elapsed = begin.elapsed();
+    println!(
+        "{name}: {n_done} inputs in {elapsed:.1?}, {n_accepted} accepted, the slowest, {}, in {:.1?}",
+        slowest.1, slowest.0
+    );
+}
