@@ -107,8 +107,8 @@ class Server:
             assert self.process.poll() is None, self.said()
             await asyncio.sleep(0.05)
         self.url, self.port = found[1], int(found[2])
-        # The server ends connections that are idle for ten seconds.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=5)
+        # A connection for each request: where both ends are short of time, one that is kept may end as it is used again.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self.session = aiohttp.ClientSession(self.url, connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         return self
 
@@ -293,6 +293,8 @@ async def streams(options, folder):
                 await asyncio.gather(*workers)
         took = await server.is_idle()
         sampler.cancel()
+        if options.memory:
+            pathlib.Path(options.memory).write_text("".join(f"{at:.0f},{rss}\n" for at, rss in memory))
         after = await server.metrics()
         for n_streams, n in counts.items():
             tell("streams", f"{n_streams:4} at a time: {n} requests, all equal to what they are alone")
@@ -307,8 +309,6 @@ async def streams(options, folder):
         grown = slope * (steady[-1][0] - steady[0][0])
         tell("streams", f"memory {memory[0][1] / MIB:.1f} MiB at first, {steady[0][1] / MIB:.1f} MiB at half time, {memory[-1][1] / MIB:.1f} MiB at the end")
         tell("streams", f"slope {slope * 3600 / MIB:+.2f} MiB/h over the last {steady[-1][0] - steady[0][0]:.0f} s, {grown / MIB:+.2f} MiB in all")
-        if options.memory:
-            pathlib.Path(options.memory).write_text("".join(f"{at:.0f},{rss}\n" for at, rss in memory))
         assert grown < 16 * MIB, "memory grows"
 
 
