@@ -65,6 +65,10 @@ async function bundlePage(out) {
   await esbuild.build({ ...COMMON, ...modules, outdir: out, entryPoints: scripts("main") });
   await esbuild.build({ ...COMMON, format: "iife", outdir: out, entryPoints: scripts("theme", "sw") });
   await esbuild.build({ ...COMMON, outdir: out, entryPoints: [join(repository, "www/style.css")] });
+  // Two files without any others: a report has them in it, and goes to others with the notices of what they are made of.
+  const notice = "/*! With uPlot, Copyright (c) Leon Sorokin, and valibot, Copyright (c) Fabian Hiller; both under the MIT License. */";
+  const dashboard = ["ts", "css"].map((ext) => join(repository, `www/dashboard/dashboard.${ext}`));
+  await esbuild.build({ ...COMMON, format: "iife", outdir: out, entryPoints: dashboard, banner: { js: notice, css: notice } });
 }
 
 const [what, out] = process.argv.slice(2);

@@ -3,7 +3,8 @@
 //! Rates are those of a session, a single sequence, by the host's clock: what a user sees. [`Roofline`] says how many
 //! bytes and operations a token needs at least, [`Probes`] what the same device did in the same run with one kernel that
 //! does nothing but move bytes, and one that does nothing but multiply. [`kernels`] has the same for each
-//! kernel, [`embed`] for text encoders, [`mol`] for mixtures of logits; [`yardsticks`] are kernels that are there to be compared with.
+//! kernel, [`embed`] for text encoders, [`mol`] for mixtures of logits, `serve` for a server under load; [`yardsticks`] are kernels that
+//! are there to be compared with.
 //! A [`report`] has it all for one device, in a form that others can read.
 
 #[cfg(not(target_arch = "wasm32"))]
@@ -14,6 +15,8 @@ pub mod mol;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod predict;
 pub mod report;
+#[cfg(feature = "serve")]
+pub mod serve;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod shapes;
 pub mod yardsticks;
@@ -50,6 +53,27 @@ impl Spread {
         values.sort_by(f64::total_cmp);
         let at = |i: usize| values.get(i).copied().unwrap_or_default();
         Spread { lowest: at(0), median: at(values.len() / 2), highest: at(values.len().saturating_sub(1)) }
+    }
+}
+
+/// How long several of one thing took: of so many per cent of them at most this long, by nearest rank.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Percentiles {
+    /// Half of them.
+    pub p50: f64,
+    /// 95 per cent.
+    pub p95: f64,
+    /// 99 per cent.
+    pub p99: f64,
+}
+
+impl Percentiles {
+    /// The percentiles of `values`; zeros if there are none.
+    pub fn of(mut values: Vec<f64>) -> Percentiles {
+        values.sort_by(f64::total_cmp);
+        let rank = |percent: usize| (values.len() * percent).div_ceil(100);
+        let at = |percent| values.get(rank(percent).saturating_sub(1)).copied().unwrap_or_default();
+        Percentiles { p50: at(50), p95: at(95), p99: at(99) }
     }
 }
 
@@ -261,6 +285,12 @@ impl Probes {
     }
 }
 
+/// Bytes of memory that this machine has for a model on its CPU, as far as the system says.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn free_bytes() -> Option<u64> {
+    crate::memory::of_host()
+}
+
 /// What a batch may cost.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub struct Limits {
@@ -340,6 +370,11 @@ pub struct Row {
     pub bandwidth_share: f64,
     /// Those operations per second, by the rate of the multiplying probe: what bounds prompts.
     pub flop_share: f64,
+    /// Buffers created in the last repetition.
+    pub buffers_created: u64,
+    /// When each piece of the last repetition came, in seconds from its beginning: one token, or those of one submission.
+    #[serde(skip)]
+    pub piece_seconds: Vec<f64>,
 }
 
 /// Measures one case `repetitions` times after a warm-up, with [`GenerateOptions::tokens_per_submit`] as given. The
@@ -372,13 +407,16 @@ pub async fn measure(
         Phase::Decode => (1, 1 + n_tokens, 1 + n_tokens),
     };
     let device = session.model().device().clone();
-    let mut rates = Vec::new();
+    let (mut rates, mut piece_seconds) = (Vec::new(), Vec::new());
     let mut before = device.counters();
     for run in 0..=repetitions {
         session.truncate(depth);
         before = if run == repetitions { device.counters() } else { before };
         let prompt = &ids[depth..depth + n_prompt];
-        let [prefill, decode] = generate(session, prompt, n_generated, tokens_per_submit).await?;
+        piece_seconds.clear();
+        let start = Instant::now();
+        let on_piece = || piece_seconds.push(start.elapsed().as_secs_f64());
+        let [prefill, decode] = generate_each(session, prompt, n_generated, tokens_per_submit, on_piece).await?;
         // The first run compiles pipelines and allocates.
         if run > 0 {
             rates.push(if phase == Phase::Prefill { prefill } else { decode });
@@ -415,6 +453,8 @@ pub async fn measure(
         flop_per_token,
         bandwidth_share: bytes_per_token * tokens_per_second.median / probes.copy_bytes_per_second,
         flop_share: flop_per_token * tokens_per_second.median / probes.flop_per_second,
+        buffers_created: counters.buffers_created,
+        piece_seconds,
     })
 }
 
@@ -463,10 +503,22 @@ async fn generate(
     n_generated: usize,
     tokens_per_submit: Option<u32>,
 ) -> Result<[f64; 2], Error> {
+    generate_each(session, prompt, n_generated, tokens_per_submit, || ()).await
+}
+
+/// As [`generate`]; `on_piece` is called for each piece.
+async fn generate_each(
+    session: &mut Session,
+    prompt: &[u32],
+    n_generated: usize,
+    tokens_per_submit: Option<u32>,
+    mut on_piece: impl FnMut(),
+) -> Result<[f64; 2], Error> {
     let options = GenerateOptions { ignore_eos: true, tokens_per_submit, ..GenerateOptions::greedy(n_generated) };
     let mut generation = session.generate_ids(prompt, &options)?;
     while let Some(piece) = generation.next().await {
         piece?;
+        on_piece();
     }
     Ok([generation.prefill().rate(), generation.decode().rate()])
 }
@@ -510,14 +562,19 @@ fn token_ids(vocab_size: u32, n: usize) -> Vec<u32> {
     words(n).map(|word| word % vocab_size).collect()
 }
 
-/// Seeded numbers that are normally distributed, as well as sums of twelve uniform ones are.
-pub fn normal(seed: u64) -> impl Iterator<Item = f32> {
+/// Seeded numbers of at least 0 and below 1.
+fn fractions(seed: u64) -> impl Iterator<Item = f32> {
     let mut state = seed;
-    let mut uniform = move || {
+    std::iter::repeat_with(move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1 << 24) as f32
-    };
-    std::iter::repeat_with(move || (0..12).map(|_| uniform()).sum::<f32>() - 6.0)
+    })
+}
+
+/// Seeded numbers that are normally distributed, as well as sums of twelve uniform ones are.
+pub fn normal(seed: u64) -> impl Iterator<Item = f32> {
+    let mut uniform = fractions(seed);
+    std::iter::repeat_with(move || uniform.by_ref().take(12).sum::<f32>() - 6.0)
 }
 
 #[cfg(test)]
@@ -630,6 +687,16 @@ mod tests {
         assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { lowest: 1.0, median: 2.0, highest: 3.0 });
         assert_eq!(Spread::of(vec![2.0, 1.0]).median, 2.0);
         assert_eq!(Spread::of(Vec::new()).median, 0.0);
+    }
+
+    #[test]
+    fn percentiles_are_nearest_ranks() {
+        let of = |n: u32| Percentiles::of((1..=n).rev().map(f64::from).collect());
+        assert_eq!(of(100), Percentiles { p50: 50.0, p95: 95.0, p99: 99.0 });
+        assert_eq!(of(50), Percentiles { p50: 25.0, p95: 48.0, p99: 50.0 });
+        assert_eq!(of(5), Percentiles { p50: 3.0, p95: 5.0, p99: 5.0 });
+        assert_eq!(of(1), Percentiles { p50: 1.0, p95: 1.0, p99: 1.0 });
+        assert_eq!(of(0), Percentiles { p50: 0.0, p95: 0.0, p99: 0.0 });
     }
 
     #[test]

@@ -162,7 +162,7 @@ pub fn main() -> ExitCode {
         Some(Command::Tokenize(args)) => tokenize::tokenize(&args),
         Some(Command::Inspect(args)) => inspect::inspect(&args),
         Some(Command::Quantize(args)) => quantize::quantize(&args),
-        Some(Command::Bench(args)) => bench::bench(&args),
+        Some(Command::Bench(args)) => bench::bench(*args),
         Some(Command::Tune(args)) => tune::tune(&args),
     })
 }

@@ -41,6 +41,8 @@ pub use inside::{HeadWeights, TimedDispatch, Timeline};
 #[cfg(not(target_arch = "wasm32"))]
 pub use kept::KeptStats;
 pub use logprobs::Logprobs;
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use model::plan_of;
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};
 pub use passes::PASS_SIZES;

@@ -403,6 +403,57 @@ fn bench_writes_a_report() {
 }
 
 #[test]
+fn bench_writes_a_page_with_what_it_measured() {
+    let page = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
+    std::fs::create_dir_all(&page).unwrap();
+    let html = concat!(
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'self'\">\n",
+        "<link rel=\"stylesheet\" href=\"dashboard.css\">\n<script type=\"module\" src=\"dashboard.js\"></script>\n",
+    );
+    for (name, text) in [("html", html), ("css", "p { margin: 0 }"), ("js", "start();\n//# sourceMappingURL=x.map")] {
+        std::fs::write(page.join(format!("dashboard.{name}")), text).unwrap();
+    }
+    let [folder, report] = [page.clone(), page.join("report.html")].map(|path| path.to_str().unwrap().to_owned());
+    let tune = file("tune.json", br#"{"bench": "tune", "rows": []}"#);
+    let tiny = ["bench", BUILTIN, "--device", "cpu", "-p", "8", "-n", "4", "-r", "1", "--quick", "--page", &folder];
+    let output = tilewright(&[&tiny[..], &["--html", &report, "--with", tune.to_str().unwrap()]].concat());
+    assert!(output.status.success() && output.stdout.is_empty(), "{}", text(&output.stderr));
+    let written = std::fs::read_to_string(&report).unwrap();
+    let (_, data) = written.split_once("<script type=\"application/json\" id=\"data\">").unwrap();
+    let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
+    let parts = data["parts"].as_array().unwrap();
+    let names: Vec<&str> = parts.iter().map(|part| part["bench"].as_str().unwrap()).collect();
+    assert_eq!(names, ["model", "kernels", "memory", "tune"]);
+    let model = &parts[0];
+    // The first token is the prompt's.
+    assert_eq!(model["pieces"][0]["seconds"].as_array().unwrap().len(), 5, "{model}");
+    assert!(model["timeline"]["dispatches"].as_array().unwrap().len() > 10, "{model}");
+    assert_eq!(model["memory"], json_of(&["inspect", BUILTIN, "--device", "cpu", "--ctx", "8", "--json"])["memory"]);
+    assert!(written.contains("<script type=\"module\">start();</script>") && !written.contains("'self'"), "{written}");
+
+    let html = |rest: &[&str], says: &str| fails(&[&["bench", "--html"], rest].concat(), 2, &[says]);
+    html(&["report.txt"], "a file that ends in .html");
+    html(&[&report, "--page", env!("CARGO_MANIFEST_DIR")], "scripts/build-web");
+    html(&[&report, "--page", &folder, "--with", concat!(env!("CARGO_MANIFEST_DIR"), "/assets/models.json")], "with");
+    html(&[&report, "--json"], "--json");
+}
+
+#[test]
+fn bench_shows_the_memory_of_models_by_size() {
+    let value = json_of(&["bench", "memory", "--device", "cpu", "--weights", "f16,q4_0", "--ctx", "1024", "--json"]);
+    assert_eq!((&value["bench"], &value["context_length"]), (&"memory".into(), &1024.into()));
+    let rows = value["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 12, "{value}");
+    // Four and a half bits of sixteen, where matrices are nearly all there is.
+    let bytes = |row: &Value| row["weights_bytes"].as_f64().unwrap();
+    assert!((bytes(&rows[11]) / bytes(&rows[10]) / (4.5 / 16.0) - 1.0).abs() < 0.01, "{value}");
+    let table = text(&tilewright(&["bench", "memory", "--device", "cpu"]).stdout);
+    assert!(table.contains("one session of 4096 tokens") && table.contains("Llama-3.1-70B    F32"), "{table}");
+    fails(&["bench", "memory", "--weights", "q9"], 2, &["F32, F16"]);
+    fails(&["bench", "memory", "--device", "cpu", "--ctx", "0"], 2, &["context_length"]);
+}
+
+#[test]
 fn bench_takes_prompts_in_passes_of_a_given_size() {
     let sizes = ["bench", BUILTIN, "--device", "cpu", "-p", "20", "-n", "2", "-d", "0,3", "-r", "1", "-b", "1,8,128"];
     let value = json_of(&[&sizes[..], &["--json"]].concat());

@@ -5,6 +5,8 @@ mod common;
 
 #[path = "serve/abuse.rs"]
 mod abuse;
+#[path = "serve/bench.rs"]
+mod bench;
 #[path = "serve/client.rs"]
 mod client;
 #[path = "serve/endpoints.rs"]

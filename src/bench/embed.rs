@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use super::{KeyCosts, Limits, Probes, Spread, products};
+use super::{KeyCosts, Limits, Percentiles, Probes, Spread, products};
 use crate::embed::{EmbedOptions, Embedder, Tokens};
 use crate::error::Error;
 use crate::model::{Block, ModelConfig, Transformer};
@@ -79,27 +79,6 @@ impl EncoderRoofline {
     fn seen(&self, len: u64, window: u64) -> u64 {
         let before: u64 = (1..window.min(len)).map(|distance| len - distance).sum();
         if self.causal { len + before } else { len + 2 * before }
-    }
-}
-
-/// How long the batches of a size took: of so many per cent of them at most this long, by nearest rank.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
-pub struct Percentiles {
-    /// Half of them.
-    pub p50: f64,
-    /// 95 per cent.
-    pub p95: f64,
-    /// 99 per cent.
-    pub p99: f64,
-}
-
-impl Percentiles {
-    /// The percentiles of `values`; zeros if there are none.
-    pub fn of(mut values: Vec<f64>) -> Percentiles {
-        values.sort_by(f64::total_cmp);
-        let rank = |percent: usize| (values.len() * percent).div_ceil(100);
-        let at = |percent| values.get(rank(percent).saturating_sub(1)).copied().unwrap_or_default();
-        Percentiles { p50: at(50), p95: at(95), p99: at(99) }
     }
 }
 
@@ -590,16 +569,6 @@ mod tests {
         // As a decoder: 1 to 5 keys, and 1, 2, 3, 3, 3.
         let causal = roofline(&ModelConfig { causal: true, ..config }, WeightType::F32);
         assert_eq!(causal.flop(&[5]), 5 * 2 * matrices + 4 * 384 * (3 * 15 + 4 * 12));
-    }
-
-    #[test]
-    fn percentiles_are_nearest_ranks() {
-        let of = |n: u32| Percentiles::of((1..=n).rev().map(f64::from).collect());
-        assert_eq!(of(100), Percentiles { p50: 50.0, p95: 95.0, p99: 99.0 });
-        assert_eq!(of(50), Percentiles { p50: 25.0, p95: 48.0, p99: 50.0 });
-        assert_eq!(of(5), Percentiles { p50: 3.0, p95: 5.0, p99: 5.0 });
-        assert_eq!(of(1), Percentiles { p50: 1.0, p95: 1.0, p99: 1.0 });
-        assert_eq!(of(0), Percentiles { p50: 0.0, p95: 0.0, p99: 0.0 });
     }
 
     fn row(n_texts: usize, seconds: f64, p95: f64, memory_bytes: u64) -> EmbedRow {

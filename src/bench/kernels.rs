@@ -82,14 +82,24 @@ impl Plan<'_> {
     }
 }
 
-/// Measures all kernels of a decode pass, then those of a prefill pass.
+/// Measures all kernels of a decode pass, then those of a prefill pass; with `quick` matrices of one weight type, and each
+/// kernel for a shorter time.
 ///
 /// # Errors
 /// [`Error::Option`] if a shape is out of range; errors of [`Device::run`].
 #[cfg(not(target_arch = "wasm32"))]
-pub async fn measure(device: &Device, shapes: &Shapes, probes: &Probes) -> Result<Vec<KernelRow>, Error> {
-    // Ten times what the caches of large GPUs hold.
-    let plan = Plan { shapes, weights: &WEIGHTS, cold_bytes: 1 << 29, long_flop: 1 << 32, effort: Effort::USUAL };
+pub async fn measure(device: &Device, shapes: &Shapes, probes: &Probes, quick: bool) -> Result<Vec<KernelRow>, Error> {
+    let plan = match quick {
+        // Ten times what the caches of large GPUs hold.
+        false => Plan { shapes, weights: &WEIGHTS, cold_bytes: 1 << 29, long_flop: 1 << 32, effort: Effort::USUAL },
+        true => Plan {
+            shapes,
+            weights: &[WeightType::Q4_0],
+            cold_bytes: 1 << 25,
+            long_flop: 1 << 26,
+            effort: Effort { samples: 1, sample_seconds: 0.005 },
+        },
+    };
     let mut rows = Vec::new();
     measure_each(device, &plan, probes, &mut |row| rows.push(row)).await?;
     Ok(rows)

@@ -4,11 +4,11 @@
 use crate::dtype::WeightType;
 use crate::embed::{Head, record_texts};
 use crate::error::Error;
-use crate::generate::record_pass;
+use crate::generate::{LoadOptions, plan_of, record_pass};
 use crate::kernels::Pooling;
 use crate::load::config_of_json;
 use crate::model::{BatchSize, Ending, ModelConfig, SourceTensor, Transformer, WeightSource, Weights};
-use crate::recording::Recording;
+use crate::recording::{MemoryPlan, Recording};
 use crate::target::Target;
 
 /// A model as its `config.json` describes it.
@@ -58,6 +58,40 @@ pub const SHAPES: [Shape; 5] = [
     },
 ];
 
+/// Decoders from 1 to 70 billion weights, for what they would take.
+pub const SIZES: [Shape; 6] = [
+    SHAPES[0],
+    Shape {
+        name: "Llama-3.2-3B",
+        json: r#"{"model_type": "llama", "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24,
+            "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 8192, "vocab_size": 128256,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
+            "tie_word_embeddings": true}"#,
+    },
+    SHAPES[2],
+    Shape {
+        name: "Qwen3-14B",
+        json: r#"{"model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40,
+            "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 17408, "vocab_size": 151936,
+            "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
+            "tie_word_embeddings": false}"#,
+    },
+    Shape {
+        name: "Qwen3-32B",
+        json: r#"{"model_type": "qwen3", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 64,
+            "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 25600, "vocab_size": 151936,
+            "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
+            "tie_word_embeddings": false}"#,
+    },
+    Shape {
+        name: "Llama-3.1-70B",
+        json: r#"{"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
+            "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 28672, "vocab_size": 128256,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "hidden_act": "silu",
+            "tie_word_embeddings": false}"#,
+    },
+];
+
 /// One pass of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShapePass {
@@ -74,6 +108,16 @@ impl Shape {
     /// None in practice: the descriptions are the ones above.
     pub fn config(&self) -> Result<ModelConfig, Error> {
         config_of_json(self.json.as_bytes())
+    }
+
+    /// Memory that a decoder's weights and one session would take, by the plan that loading follows; nothing is allocated.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for options out of range; [`Error::Operand`] if the target's limits are too small for it.
+    pub fn plan(&self, target: &Target, weight: WeightType, options: &LoadOptions<'_>) -> Result<MemoryPlan, Error> {
+        let config = self.config()?;
+        let weights = Weights::declare(target, &config, &Imagined { config: &config, weight })?;
+        plan_of(target, config, weights, options)
     }
 
     /// Records a pass, of a decoder with a greedy choice at its end, of an encoder with the mean of its rows.
@@ -160,7 +204,6 @@ impl WeightSource for Imagined<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::MemoryPlan;
 
     #[test]
     fn models_have_the_weights_that_they_are_known_for() {
@@ -171,6 +214,51 @@ mod tests {
             let recording = shape.record(&Target::cpu(), WeightType::F32, pass).expect("it is recorded");
             let found = MemoryPlan::of([&recording], []).weights_bytes as f64 / 4e6;
             assert!((found / millions - 1.0).abs() < 0.01, "{}: {found} millions", shape.name);
+        }
+    }
+
+    /// Layers, width, heads, heads of keys, size of a head, width between, vocabulary, and whether the head is a matrix of its own.
+    const KNOWN: [([u64; 7], bool); 6] = [
+        ([16, 2048, 32, 8, 64, 8192, 128_256], false),
+        ([28, 3072, 24, 8, 128, 8192, 128_256], false),
+        ([32, 4096, 32, 8, 128, 14_336, 128_256], true),
+        ([40, 5120, 40, 8, 128, 17_408, 151_936], true),
+        ([64, 5120, 64, 8, 128, 25_600, 151_936], true),
+        ([80, 8192, 64, 8, 128, 28_672, 128_256], true),
+    ];
+
+    #[test]
+    fn plans_are_the_sums_of_what_models_have() {
+        use crate::kernels::KvType;
+        let types = [(WeightType::F32, 4.0), (WeightType::F16, 2.0), (WeightType::Q8_0, 34.0 / 32.0)];
+        let types = types.into_iter().chain([(WeightType::Q4_0, 18.0 / 32.0), (WeightType::Q4_K, 144.0 / 256.0)]);
+        // Billions, as the models' cards say.
+        let billions = [1.24, 3.21, 8.03, 14.8, 32.8, 70.6];
+        for (weight, bytes) in types {
+            for ((shape, ([layers, dim, heads, kv_heads, head, ffn, vocab], has_head)), billions) in
+                SIZES.iter().zip(KNOWN).zip(billions)
+            {
+                let of_layer = dim * (2 * heads + 2 * kv_heads) * head + 3 * dim * ffn;
+                let matrices = layers * of_layer + if has_head { 2 } else { 1 } * vocab * dim;
+                assert!((matrices as f64 / 1e9 / billions - 1.0).abs() < 0.01, "{}: {matrices}", shape.name);
+                let options =
+                    LoadOptions { context_length: Some(4096), kv_type: KvType::F16, ..LoadOptions::default() };
+                let plan = shape.plan(&Target::cpu(), weight, &options).expect("it is planned");
+                // Norms and angles are the rest.
+                let rest = plan.weights_bytes as f64 - matrices as f64 * bytes;
+                assert!((0.0..16e6).contains(&rest), "{} {weight}: {rest} more than {matrices}", shape.name);
+                // Two bytes of a key and two of a value, in a few rows more than the context has positions.
+                let cache = layers * 4096 * kv_heads * head * 4;
+                assert!((cache..=cache * 101 / 100).contains(&plan.cache_bytes), "{} {weight}: {plan:?}", shape.name);
+                // Rows of the largest pass: what the widest product leaves, several times at most, and one row of logits.
+                let row = 4 * (2 * dim + 2 * ffn + (heads + 2 * kv_heads) * head);
+                let least = 128 * row / 4 + 4 * vocab;
+                assert!(
+                    (least..4 * 128 * row + 16 * vocab).contains(&plan.activations_bytes),
+                    "{}: {plan:?}",
+                    shape.name
+                );
+            }
         }
     }
 

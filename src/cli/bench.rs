@@ -1,22 +1,27 @@
 //! `tilewright bench`: rates of a model and of the kernels, next to what the device can do.
 
 mod embed;
+mod html;
+mod memory;
 mod mol;
 mod predict;
 mod report;
+#[cfg(feature = "serve")]
+mod serve;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tilewright::bench::kernels::{KernelRow, Shapes};
 use tilewright::bench::{self, CacheRow, Case, Phase, Probes, Reads, Row};
-use tilewright::generate::PASS_SIZES;
+use tilewright::generate::{PASS_SIZES, TimedDispatch, Timeline};
 use tilewright::{Device, DeviceInfo, Error, GenerateOptions, LoadOptions, Model};
 
 use self::embed::EmbedBenchArgs;
+use self::memory::MemoryBenchArgs;
 use self::mol::MolBenchArgs;
 use super::lora::LoraArgs;
 use super::run::{PrecisionArgs, load};
@@ -51,6 +56,16 @@ enum BenchCommand {
     /// that can express more first; the first that fit the limits are measured. With `--weights`, searches for that mixture
     /// with more and more candidates, until one finds enough.
     Mol(MolBenchArgs),
+    /// Show what decoders of 1 to 70 billion weights would take on this device, by the plan that loading follows.
+    ///
+    /// Nothing is measured or allocated. `inspect` has the plan of a file.
+    Memory(MemoryBenchArgs),
+    /// Put a server under load: what clients wait for, by how many there are and by how often they come.
+    ///
+    /// Each request streams a completion of a prompt of its own, in the shape of OpenAI's interface. Without --url the server
+    /// runs in this process. `refused` are answers with status 429.
+    #[cfg(feature = "serve")]
+    Serve(Box<serve::ServeBenchArgs>),
 }
 
 #[derive(Args)]
@@ -82,9 +97,19 @@ struct ModelBenchArgs {
     /// Measure the device and its kernels as well, and write everything as a report in JSON that others can compare, to
     /// a file or to stdout. `benches/record/community/README.md` says what it has, and where to send it.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", conflicts_with_all = ["json", "csv"])]
+    #[arg(group = "whole")]
     report: Option<PathBuf>,
-    /// For a report: measure one weight type instead of four, and each thing for a shorter time.
-    #[arg(long, requires = "report")]
+    /// Measure the kernels as well, and write everything as a page with diagrams: one file that needs nothing else.
+    #[arg(long, value_name = "FILE", group = "whole", conflicts_with_all = ["json", "csv", "predict"])]
+    html: Option<PathBuf>,
+    /// For that page: files with what the other benches printed with `--json`, and `tune --json`.
+    #[arg(long, value_delimiter = ',', value_name = "FILE,..", requires = "html")]
+    with: Vec<PathBuf>,
+    /// For that page: the folder that scripts/build-web makes, with the page that is filled in.
+    #[arg(long, value_name = "DIR", default_value = "www/dist", requires = "html")]
+    page: PathBuf,
+    /// For a report or a page: smaller shapes, or one weight type instead of four, and each thing for a shorter time.
+    #[arg(long, requires = "whole")]
     quick: bool,
     /// Measure nothing: predict passes of well-known models on a GPU that is not here, from its maker's figures. `list`
     /// prints the GPUs that are known.
@@ -142,20 +167,26 @@ impl BenchArgs {
         match &mut self.command {
             None => self.model.model.as_mut(),
             Some(BenchCommand::Embed(args)) => Some(&mut args.model),
-            Some(BenchCommand::Kernels(_) | BenchCommand::Mol(_)) => None,
+            Some(BenchCommand::Kernels(_) | BenchCommand::Memory(_) | BenchCommand::Mol(_)) => None,
+            // It finds its model itself.
+            #[cfg(feature = "serve")]
+            Some(BenchCommand::Serve(_)) => None,
         }
     }
 }
 
-pub fn bench(args: &BenchArgs) -> Result<(), Failure> {
-    match &args.command {
+pub fn bench(args: BenchArgs) -> Result<(), Failure> {
+    match args.command {
         None => match &args.model.predict {
             Some(gpu) => predict::bench(gpu, args.model.format.json),
             None => bench_model(&args.model),
         },
-        Some(BenchCommand::Kernels(args)) => bench_kernels(args),
-        Some(BenchCommand::Embed(args)) => embed::bench(args),
-        Some(BenchCommand::Mol(args)) => mol::bench(args),
+        Some(BenchCommand::Kernels(args)) => bench_kernels(&args),
+        Some(BenchCommand::Embed(args)) => embed::bench(&args),
+        Some(BenchCommand::Memory(args)) => memory::bench(&args),
+        Some(BenchCommand::Mol(args)) => mol::bench(&args),
+        #[cfg(feature = "serve")]
+        Some(BenchCommand::Serve(args)) => serve::bench(*args),
     }
 }
 
@@ -189,7 +220,11 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     if let Some(path) = &args.report {
         report::check(path)?;
     }
+    let page = args.html.as_deref().map(|path| html::Page::open(path, &args.page)).transpose()?;
+    let given = page.as_ref().map(|_| html::read(&args.with)).transpose()?;
     let device = args.device.open()?;
+    // A GPU's driver does not say.
+    let free_bytes = if device.is_gpu() { None } else { bench::free_bytes() };
     let PrecisionArgs { kv_type, exact } = args.precision;
     let options = LoadOptions { context_length: Some(context), kv_type, exact, ..LoadOptions::default() };
     let model = args.lora.added_to(load(args.model.as_deref(), &device, options)?)?;
@@ -202,29 +237,50 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
         [] => vec![model.clone()],
         sizes => sizes.iter().map(|&size| model.with_max_pass(size)).collect::<Result<_, Error>>()?,
     };
-    let mut rows: Vec<Row> = Vec::new();
+    let (mut rows, mut timeline): (Vec<Row>, _) = (Vec::new(), None);
     for model in &models {
         let mut session = model.session()?;
         for &case in &cases {
             let measured = bench::measure(&mut session, case, tokens_per_submit, args.repetitions, &probes);
             rows.push(pollster::block_on(measured)?);
         }
+        // Of a model whose layers are not all on the device there is none.
+        timeline = pollster::block_on(session.timeline()).ok();
     }
     if let (Some(path), Some(measured)) = (&args.report, &measured) {
         return report::write(path, measured, &device, &model, &rows);
     }
-    if args.format.json {
-        return print_json(&json!({
+    if args.format.json || page.is_some() {
+        let pieces: Vec<Value> = rows
+            .iter()
+            .filter(|row| row.phase == Phase::Decode)
+            .map(|row| json!({ "test": row.test, "seconds": row.piece_seconds }))
+            .collect();
+        let value = json!({
+            "bench": "model",
             "model": model.name(),
             "device": device.info(),
             "sequences": 1,
             "tokens_per_submit": tokens_per_submit,
             "kv_type": kv_type.name(),
+            "context_length": context,
             "rounds": model.rounds(),
             "repetitions": args.repetitions,
             "probes": probes,
             "rows": rows,
-        }));
+            "memory": model.plan(),
+            "free_bytes": free_bytes,
+            "pieces": pieces,
+            "timeline": timeline.as_ref().map(told),
+        });
+        let Some((page, given)) = page.zip(given) else { return print_json(&value) };
+        let (shapes, texts): (_, &[usize]) = match args.quick {
+            true => (Shapes { dim: 512, n_prompt: 32, n_cached: 256 }, &[10]),
+            false => (Shapes { dim: 2048, n_prompt: 128, n_cached: 1024 }, &[10, 50, 100]),
+        };
+        let kernels = Kernels::measure(&device, shapes, probes.clone(), texts, args.quick)?.told(&device);
+        let memory = memory::usual(&device)?;
+        return page.write(&[&[value, kernels, memory][..], &given].concat());
     }
     let mut out = io::stdout().lock();
     if args.format.csv {
@@ -237,42 +293,81 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
+/// What `bench kernels` measures.
+struct Kernels {
+    shapes: Shapes,
+    probes: Probes,
+    reads: Reads,
+    rows: Vec<KernelRow>,
+    model: Model,
+    texts: Vec<CacheRow>,
+}
+
+impl Kernels {
+    fn measure(
+        device: &Device,
+        shapes: Shapes,
+        probes: Probes,
+        texts: &[usize],
+        quick: bool,
+    ) -> Result<Kernels, Failure> {
+        let reads = pollster::block_on(Reads::measure(device))?;
+        let rows = pollster::block_on(bench::kernels::measure(device, &shapes, &probes, quick))?;
+        let context = texts.iter().max().copied().unwrap_or(0).max(1) as u32;
+        let model = load(None, device, LoadOptions { context_length: Some(context), ..LoadOptions::default() })?;
+        let mut session = model.session()?;
+        let texts = texts.iter().filter(|&&n| n > 0);
+        let texts: Vec<CacheRow> =
+            texts.map(|&n| pollster::block_on(bench::measure_cache(&mut session, n))).collect::<Result<_, Error>>()?;
+        Ok(Kernels { shapes, probes, reads, rows, model, texts })
+    }
+
+    fn told(&self, device: &Device) -> Value {
+        json!({
+            "bench": "kernels",
+            "device": device.info(),
+            "shapes": self.shapes,
+            "probes": self.probes,
+            "reads": self.reads,
+            "rows": self.rows,
+            "cache": { "model": self.model.name(), "rows": self.texts },
+        })
+    }
+}
+
 fn bench_kernels(args: &KernelBenchArgs) -> Result<(), Failure> {
     let shapes = Shapes { dim: args.dim, n_prompt: args.n_prompt, n_cached: args.depth };
     shapes.check()?;
     let device = args.device.open()?;
     let probes = pollster::block_on(Probes::measure(&device))?;
-    let reads = pollster::block_on(Reads::measure(&device))?;
-    let is_table = !args.format.json && !args.format.csv;
-    let mut out = io::stdout().lock();
-    if is_table {
-        print_device(&mut out, device.info(), &probes)?;
-        print_reads(&mut out, &reads)?;
-    }
-    let rows = pollster::block_on(bench::kernels::measure(&device, &shapes, &probes))?;
-    let context = args.texts.iter().max().copied().unwrap_or(0).max(1) as u32;
-    let model = load(None, &device, LoadOptions { context_length: Some(context), ..LoadOptions::default() })?;
-    let mut session = model.session()?;
-    let texts = args.texts.iter().filter(|&&n| n > 0);
-    let texts: Vec<CacheRow> =
-        texts.map(|&n| pollster::block_on(bench::measure_cache(&mut session, n))).collect::<Result<_, Error>>()?;
+    let measured = Kernels::measure(&device, shapes, probes, &args.texts, false)?;
     if args.format.json {
-        return print_json(&json!({
-            "device": device.info(),
-            "shapes": shapes,
-            "probes": probes,
-            "reads": reads,
-            "rows": rows,
-            "cache": { "model": model.name(), "rows": texts },
-        }));
+        return print_json(&measured.told(&device));
     }
+    let mut out = io::stdout().lock();
     if args.format.csv {
-        print_csv(&mut out, &device, &rows)?;
+        print_csv(&mut out, &device, &measured.rows)?;
     } else {
-        print_kernels(&mut out, &rows, &probes)?;
-        print_cache(&mut out, &model, &texts)?;
+        print_device(&mut out, device.info(), &measured.probes)?;
+        print_reads(&mut out, &measured.reads)?;
+        print_kernels(&mut out, &measured.rows, &measured.probes)?;
+        print_cache(&mut out, &measured.model, &measured.texts)?;
     }
     Ok(out.flush()?)
+}
+
+/// A pass over one token, dispatch by dispatch.
+fn told(timeline: &Timeline) -> Value {
+    let dispatch = |dispatch: &TimedDispatch| {
+        json!({
+            "kernel": dispatch.kernel,
+            "variant": dispatch.variant,
+            "layer": dispatch.layer,
+            "seconds": dispatch.time.as_secs_f64(),
+        })
+    };
+    let dispatches: Vec<Value> = timeline.dispatches.iter().map(dispatch).collect();
+    json!({ "clock": timeline.clock, "position": timeline.position, "dispatches": dispatches })
 }
 
 fn about(model: &Model) -> String {

@@ -146,7 +146,7 @@ struct LimitArgs {
 }
 
 /// What loads models: each device is opened once, and again after it was lost.
-struct Loader {
+pub struct Loader {
     args: ModelArgs,
     engine: EngineOptions,
     template: Option<String>,
@@ -170,6 +170,28 @@ impl Place {
 }
 
 impl Loader {
+    pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Result<Arc<Loader>, Error> {
+        let places = args.devices()?.into_iter().map(|choice| Place { choice, device: Mutex::default() }).collect();
+        Ok(Arc::new(Loader { args, engine, template, places }))
+    }
+
+    /// A model that is given as `[NAME=]MODEL`, or the built-in one.
+    pub fn spec(self: &Arc<Self>, given: Option<&str>) -> Result<ModelSpec, Error> {
+        let (name, path) = match given {
+            Some(given) => named(given).map(|(name, path)| (name, Some(path)))?,
+            None => (BUILTIN.into(), None),
+        };
+        let size = path.as_deref().map_or(ModelFile::BUILTIN.len() as u64, size_of_files);
+        let breakers: Vec<Arc<Breaker>> = self.places.iter().map(|_| Arc::default()).collect();
+        let (loader, of_load) = (self.clone(), breakers.clone());
+        Ok(ModelSpec::new(name, size, move || loader.load(path.as_deref(), &of_load)).with_breakers(breakers))
+    }
+
+    /// The first device, opened if it is not.
+    pub fn device(&self) -> Result<Device, Error> {
+        self.open(0)
+    }
+
     /// Loads a model where its breakers let it: one that continues texts onto every device, an encoder onto the first.
     fn load(self: &Arc<Self>, path: Option<&Path>, breakers: &[Arc<Breaker>]) -> Result<Loaded, Error> {
         let mut models = Vec::new();
@@ -308,23 +330,11 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         step_limit: step_limit.map(Duration::from_secs),
     };
     engine.check()?;
-    let places = args.model.devices()?.into_iter().map(|choice| Place { choice, device: Mutex::default() });
-    let places: Vec<Place> = places.collect();
-    let n_places = places.len();
-    let loader = Arc::new(Loader { args: args.model, engine, template: args.template, places });
-    let spec = |name: String, path: Option<PathBuf>| {
-        let size = path.as_deref().map_or(ModelFile::BUILTIN.len() as u64, size_of_files);
-        let (loader, breakers) = (loader.clone(), (0..n_places).map(|_| Arc::default()).collect::<Vec<_>>());
-        let of_load = breakers.clone();
-        ModelSpec::new(name, size, move || loader.load(path.as_deref(), &of_load)).with_breakers(breakers)
-    };
-    let mut specs = Vec::new();
-    for given in &models {
-        let (name, path) = named(given)?;
-        specs.push(spec(name, Some(path)));
-    }
+    let loader = Loader::new(args.model, engine, args.template)?;
+    let mut specs: Vec<ModelSpec> =
+        models.iter().map(|given| loader.spec(Some(given))).collect::<Result<_, Error>>()?;
     if specs.is_empty() {
-        specs.push(spec(BUILTIN.into(), None));
+        specs.push(loader.spec(None)?);
     }
     let names: Vec<String> = specs.iter().map(|spec| format!("`{}`", spec.name())).collect();
     let LimitArgs { max_tokens, answer_time, max_body, max_bodies, max_connections, drain } = args.limits;

@@ -34,6 +34,7 @@ pub fn tune(args: &TuneArgs) -> Result<(), Failure> {
     device.save_tuning()?;
     if args.json {
         return print_json(&json!({
+            "bench": "tune",
             "device": device.info(),
             "file": device.tuning_file(),
             "rows": rows,

@@ -236,6 +236,13 @@ impl Driver {
 
     /// A step of all that there is to do.
     async fn compute(&mut self) -> Result<(), Error> {
+        let begun = Instant::now();
+        let computed = self.compute_all().await;
+        self.update(|stats| stats.busy_micros += begun.elapsed().as_micros() as u64);
+        computed
+    }
+
+    async fn compute_all(&mut self) -> Result<(), Error> {
         self.drop_over();
         self.admit()?;
         self.compute_prompt().await?;

@@ -75,6 +75,8 @@ pub struct EngineStats {
     pub n_decode_passes: u64,
     /// Passes over a part of a prompt.
     pub n_prompt_passes: u64,
+    /// Microseconds in steps; on a GPU with the waiting for it.
+    pub busy_micros: u64,
     /// Pages of the cache.
     pub n_pages: usize,
     /// Pages that hold nothing.
@@ -105,6 +107,7 @@ impl std::ops::Add for EngineStats {
             cached_tokens: self.cached_tokens + other.cached_tokens,
             generated_tokens: self.generated_tokens + other.generated_tokens,
             n_decode_passes: self.n_decode_passes + other.n_decode_passes,
+            busy_micros: self.busy_micros + other.busy_micros,
             n_prompt_passes: self.n_prompt_passes + other.n_prompt_passes,
             n_pages: self.n_pages + other.n_pages,
             n_free_pages: self.n_free_pages + other.n_free_pages,

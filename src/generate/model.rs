@@ -855,6 +855,22 @@ fn checked_gpu_layers(n: u32, n_layers: u32) -> Result<u32, Error> {
     }
 }
 
+/// Memory that weights, which may be nowhere, and one session would take; nothing is allocated.
+///
+/// # Errors
+/// As [`Model::plan_file`].
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) fn plan_of(
+    target: &Target,
+    config: ModelConfig,
+    weights: Weights,
+    options: &LoadOptions<'_>,
+) -> Result<MemoryPlan, Error> {
+    let room = checked_room(target, config.max_seq_len, false, options)?;
+    let transformer = Transformer::declare(config, weights, room.context_length)?;
+    Ok(RecordedPasses::declare(target, &transformer, room)?.plan())
+}
+
 /// The context length asked for, within what the model was trained on, or the default.
 fn checked_context(limit: u32, asked: Option<u32>) -> Result<u32, Error> {
     let context_length = asked.unwrap_or(DEFAULT_CONTEXT.min(limit));

@@ -9,7 +9,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-use super::models::{Entry, Models};
+use super::models::{Entry, Loaded, Models};
+use crate::counters::Counters;
+use crate::device::Device;
 use crate::engine::{DeviceStats, EngineStats, Usage};
 use crate::recovery::{BreakerStats, Circuit};
 
@@ -23,6 +25,15 @@ type Times = Family<Labels<1>, Histogram, fn() -> Histogram>;
 
 fn times() -> Times {
     Family::new_with_constructor(|| Histogram::new(SECONDS))
+}
+
+/// Where a model is.
+fn device_of(loaded: &Loaded) -> &Device {
+    match loaded {
+        Loaded::Decoder(decoder) => decoder.model().device(),
+        Loaded::Embedder(embedder) => embedder.device(),
+        Loaded::Reranker(reranker) => reranker.device(),
+    }
 }
 
 fn of_model(model: &str) -> Labels<1> {
@@ -42,7 +53,12 @@ const NOW: [(&str, &str, Read); 5] = [
 ];
 
 /// Numbers of an engine since its model was loaded.
-const SINCE: [(&str, &str, Read); 10] = [
+const SINCE: [(&str, &str, Read); 13] = [
+    ("engine_prompt_tokens", "Tokens of prompts that were computed", |stats| stats.prompt_tokens),
+    ("engine_cached_tokens", "Tokens of prompts that an earlier sequence had computed", |stats| stats.cached_tokens),
+    ("engine_generated_tokens", "Tokens that were generated, also of answers that are not over", |stats| {
+        stats.generated_tokens
+    }),
     ("engine_submitted", "Requests that the engine took", |stats| stats.n_submitted),
     ("engine_refused", "Requests that were refused because the queue was full", |stats| stats.n_refused),
     ("engine_finished", "Texts that ended by themselves", |stats| stats.n_finished),
@@ -71,6 +87,20 @@ const OF_DEVICES: [(&str, &str, Read); 3] = [
     ("device_finished", "Texts that ended by themselves on a device", |stats| stats.n_finished),
 ];
 
+/// Reads a count of a device.
+type ReadDevice = fn(&Counters) -> u64;
+
+/// Numbers of a device since it was opened. Models of one device have the same.
+const COUNTED: [(&str, &str, ReadDevice); 7] = [
+    ("device_dispatches", "Kernels run", |counters| counters.dispatches),
+    ("device_submits", "Submissions to a GPU, or recordings that the CPU ran", |counters| counters.submits),
+    ("device_uploaded_bytes", "Bytes written by the host", |counters| counters.bytes_uploaded),
+    ("device_read_bytes", "Bytes read back by the host", |counters| counters.bytes_read),
+    ("device_buffers_created", "Buffers created", |counters| counters.buffers_created),
+    ("pool_hits", "Buffers that the pool had", |counters| counters.pool_hits),
+    ("pool_misses", "Buffers that had to be created for the pool", |counters| counters.pool_misses),
+];
+
 /// What is measured.
 pub struct Metrics {
     registry: Registry,
@@ -84,6 +114,8 @@ pub struct Metrics {
     loaded: Family<Labels<1>, Gauge>,
     now: Vec<Family<Labels<1>, Gauge>>,
     since: Vec<Family<Labels<1>, Counter<u64, AtomicU64>>>,
+    counted: Vec<Family<Labels<1>, Counter<u64, AtomicU64>>>,
+    busy: Family<Labels<1>, Counter<f64, AtomicU64>>,
     device_lost: Family<Labels<2>, Counter<u64, AtomicU64>>,
     fallback: Family<Labels<1>, Gauge>,
     losses: Vec<Family<Labels<1>, Counter<u64, AtomicU64>>>,
@@ -123,6 +155,10 @@ impl Metrics {
         let loaded = register(all, "model_loaded", "Whether a model is loaded", Family::default());
         let now = NOW.map(|(name, help, _)| register(all, name, help, Family::default()));
         let since = SINCE.map(|(name, help, _)| register(all, name, help, Family::default()));
+        let busy = Family::<Labels<1>, Counter<f64, AtomicU64>>::default();
+        let help = "Time in steps of the engine, on a GPU with the waiting for it";
+        all.register_with_unit("engine_busy", help, Unit::Seconds, busy.clone());
+        let counted = COUNTED.map(|(name, help, _)| register(all, name, help, Family::default()));
         let device_lost = register(all, "device_lost", "Losses of a model's GPU, by reason", Family::default());
         let fallback =
             register(all, "fallback", "Whether the CPU has the place of a GPU that failed", Family::default());
@@ -147,6 +183,8 @@ impl Metrics {
             loaded,
             now: now.into(),
             since: since.into(),
+            counted: counted.into(),
+            busy,
         }
     }
 
@@ -223,9 +261,16 @@ impl Metrics {
                 let labels = [("model", entry.name().to_owned()), ("kind", kind.to_owned())];
                 self.memory.get_or_create(&labels).set(bytes.try_into().unwrap_or(i64::MAX));
             }
+            if let Some(counters) = entry.loaded().map(|loaded| device_of(&loaded).counters()) {
+                for ((_, _, read), counter) in COUNTED.iter().zip(&self.counted) {
+                    counter.get_or_create(&labels).inner().store(read(&counters), Ordering::Relaxed);
+                }
+            }
             self.tell_losses(entry);
             self.tell_devices(entry);
             let Some(stats) = entry.stats() else { continue };
+            let seconds = stats.busy_micros as f64 / 1e6;
+            self.busy.get_or_create(&labels).inner().store(seconds.to_bits(), Ordering::Relaxed);
             for ((_, _, read), gauge) in NOW.iter().zip(&self.now) {
                 gauge.get_or_create(&labels).set(read(&stats).try_into().unwrap_or(i64::MAX));
             }

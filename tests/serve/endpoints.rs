@@ -428,12 +428,20 @@ fn measures_and_the_document_tell_of_the_endpoints() {
         r#"tilewright_time_to_first_token_seconds_count{model="story"} 1"#,
         r#"tilewright_time_between_tokens_seconds_count{model="story"} 4"#,
         r#"tilewright_engine_submitted_total{model="story"} 1"#,
+        r#"tilewright_engine_generated_tokens_total{model="story"} 5"#,
         r#"tilewright_requests_queued{model="story"} 0"#,
         r#"tilewright_model_loaded{model="story"} 1"#,
         "# EOF",
     ] {
         assert!(text.lines().any(|own| own == line), "{line} in {text}");
     }
+    let dispatches = "tilewright_device_dispatches_total{model=\"story\"} ";
+    let dispatches = text.lines().find_map(|line| line.strip_prefix(dispatches)).unwrap();
+    let busy =
+        text.lines().find_map(|line| line.strip_prefix("tilewright_engine_busy_seconds_total{model=\"story\"} "));
+    assert!(busy.unwrap().parse::<f64>().unwrap() > 0.0, "{text}");
+    // Five passes of several layers.
+    assert!(dispatches.parse::<u64>().unwrap() > 50, "{dispatches}");
     let weights =
         text.lines().find(|line| line.starts_with(r#"tilewright_memory_bytes{model="story",kind="weights"}"#)).unwrap();
     assert!(weights.rsplit(' ').next().unwrap().parse::<u64>().unwrap() > 1 << 20, "{weights}");

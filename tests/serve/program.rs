@@ -19,8 +19,13 @@ impl Drop for Program {
 }
 
 fn command(args: &[&str]) -> Command {
+    command_of(&[&["serve"], args].concat())
+}
+
+/// The program on the CPU, without a cache.
+pub fn command_of(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
-    command.arg("serve").args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env("TILEWRIGHT_CACHE_DIR", "").env("TILEWRIGHT_DEVICE", "cpu").env_remove("TILEWRIGHT_API_KEY");
     command
 }

@@ -80,6 +80,7 @@ pub fn bench(args: &EmbedBenchArgs) -> Result<(), Failure> {
     };
     if args.format.json {
         return print_json(&json!({
+            "bench": "embed",
             "model": embedder.name(),
             "device": device.info(),
             "texts": texts.len(),

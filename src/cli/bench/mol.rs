@@ -110,6 +110,7 @@ pub fn bench(args: &MolBenchArgs) -> Result<(), Failure> {
     if args.format.json {
         let tables: Vec<_> = tables.iter().map(|(shape, rows)| json!({ "shape": shape, "rows": rows })).collect();
         return print_json(&json!({
+            "bench": "mol",
             "device": device.info(),
             "probes": probes,
             "strip": strip,

@@ -1,0 +1,582 @@
+//! A server under load: what clients of an endpoint in OpenAI's shape wait for, by how many there are or how often they come.
+//!
+//! Each request is a prompt of its own that is streamed to its end. A thread holds a connection, as a client's would; times are
+//! those of the host's clock at the client. Where the server has measures in Prometheus's text, they are read before and after.
+
+use std::collections::HashMap;
+use std::io::{self, BufRead, BufReader};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+use ureq::Agent;
+use ureq::http::header::AUTHORIZATION;
+
+use super::{Percentiles, fractions};
+use crate::error::Error;
+
+/// A server that is silent for so long is taken for gone.
+const SILENCE: Duration = Duration::from_secs(600);
+/// Threads that send at most.
+pub const MOST_CONCURRENT: usize = 1024;
+/// What prompts are made of.
+const WORDS: [&str; 16] = [
+    "the", "little", "dog", "went", "to", "a", "big", "house", "and", "saw", "old", "tree", "with", "her", "red",
+    "ball",
+];
+
+/// An endpoint, and what it is asked.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Address in front of `/completions`, such as `http://127.0.0.1:8080/v1`.
+    pub url: String,
+    /// Name of the model; the first that the server lists if absent.
+    pub model: Option<String>,
+    /// Key that requests have.
+    pub api_key: Option<String>,
+}
+
+/// What each request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Texts {
+    /// Tokens of a prompt, about: prompts are words, whose number is found by the first answer.
+    pub prompt_tokens: usize,
+    /// Tokens of an answer at most.
+    pub output_tokens: usize,
+    /// Of words and of pauses.
+    pub seed: u64,
+}
+
+/// When requests come.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Load {
+    /// So many clients, each of which sends its next request when the last is over.
+    Concurrency(usize),
+    /// So many a second on average, whether answers come or not, with the pauses of a Poisson process.
+    Rate(f64),
+}
+
+/// What a machine costs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prices {
+    /// Dollars for an hour of this machine.
+    pub dollars_per_hour: f64,
+}
+
+impl Prices {
+    /// Reads `{"dollars_per_hour": 0.5}`.
+    ///
+    /// # Errors
+    /// [`Error::Option`] that says what is wrong.
+    pub fn parse(text: &str) -> Result<Prices, Error> {
+        let expected = "an object with `dollars_per_hour`, a number above 0";
+        let wrong = |found: String| Error::Option { option: "prices", expected: expected.into(), found };
+        let prices: Prices = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        match prices.dollars_per_hour.is_finite() && prices.dollars_per_hour > 0.0 {
+            true => Ok(prices),
+            false => Err(wrong(prices.dollars_per_hour.to_string())),
+        }
+    }
+}
+
+/// Dollars for what was answered, if the machine does nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Cost {
+    /// For 1,000 requests.
+    pub per_1000_requests: f64,
+    /// For a million generated tokens, prompts included in the price.
+    pub per_million_generated_tokens: f64,
+    /// For a million tokens, those of prompts and those generated.
+    pub per_million_tokens: f64,
+}
+
+/// What the server's own measures say of a load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ServerCounts {
+    /// Tokens of prompts.
+    pub prompt_tokens: u64,
+    /// Of those the ones that were not computed again.
+    pub cached_tokens: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// Passes that computed a token of each running sequence.
+    pub decode_passes: u64,
+    /// Passes over a part of a prompt.
+    pub prompt_passes: u64,
+    /// Generated tokens by those passes: how many sequences a pass had on average.
+    pub tokens_per_decode_pass: f64,
+}
+
+/// One line of results. Times are in seconds.
+#[derive(Clone, Debug, Serialize)]
+pub struct ServeRow {
+    /// When requests came.
+    #[serde(flatten)]
+    pub load: Load,
+    /// Requests sent.
+    pub n_requests: usize,
+    /// Requests with a whole answer.
+    pub n_answered: usize,
+    /// Requests that the server refused with status 429.
+    pub n_refused: usize,
+    /// Requests with any other end.
+    pub n_failed: usize,
+    /// What the failed ones say, with how often each.
+    pub failures: Vec<(String, usize)>,
+    /// From the first request to the last end.
+    pub seconds: f64,
+    /// Answered ones.
+    pub requests_per_second: f64,
+    /// Tokens of the prompts of those.
+    pub prompt_tokens: u64,
+    /// Of those tokens the ones that the server had computed before.
+    pub cached_tokens: u64,
+    /// Tokens of their answers.
+    pub generated_tokens: u64,
+    /// Of their answers.
+    pub tokens_per_second: f64,
+    /// From a request to the first part of its answer.
+    pub first_token_seconds: Percentiles,
+    /// From one part of an answer to the next; a part is a token where the server does not wait for more.
+    pub between_tokens_seconds: Percentiles,
+    /// From a request to the end of its answer.
+    pub request_seconds: Percentiles,
+    /// From a request to its refusal.
+    pub refused_seconds: Percentiles,
+    /// What the server's measures say, if it has them.
+    pub server: Option<ServerCounts>,
+    /// With prices.
+    pub cost: Option<Cost>,
+}
+
+/// How a request ended.
+enum Outcome {
+    Answered { times: Vec<f64>, seconds: f64, usage: Usage },
+    Refused { seconds: f64 },
+    Failed(String),
+}
+
+#[derive(Clone, Copy, Default)]
+struct Usage {
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    generated_tokens: u64,
+}
+
+/// A client of one endpoint.
+pub struct Client {
+    agent: Agent,
+    target: Target,
+    model: String,
+    texts: Texts,
+    /// Words of a prompt.
+    n_words: usize,
+}
+
+impl Client {
+    /// Finds the model's name and how many words a prompt has, with two requests.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with the address if the server does not answer as expected.
+    pub fn connect(target: Target, texts: Texts) -> Result<Client, Error> {
+        for (option, n) in [("prompt_tokens", texts.prompt_tokens), ("output_tokens", texts.output_tokens)] {
+            if n == 0 {
+                return Err(Error::Option { option, expected: "at least 1".into(), found: "0".into() });
+            }
+        }
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .proxy(None)
+            .max_idle_connections(MOST_CONCURRENT)
+            .max_idle_connections_per_host(MOST_CONCURRENT)
+            .timeout_connect(Some(Duration::from_secs(30)))
+            .timeout_per_read(Some(SILENCE));
+        let target = Target { url: target.url.trim_end_matches('/').to_owned(), ..target };
+        let mut client =
+            Client { agent: config.build().into(), target, model: String::new(), texts, n_words: texts.prompt_tokens };
+        client.model = match client.target.model.clone() {
+            Some(model) => model,
+            None => client.first_model()?,
+        };
+        // The first answer may wait for the model to load; the second has the length that was asked for.
+        for _ in 0..2 {
+            let found = match client.ask(usize::MAX) {
+                Outcome::Answered { usage, .. } => usage.prompt_tokens,
+                Outcome::Refused { .. } => {
+                    return Err(client.failed("the server refuses the first request: it is busy"));
+                }
+                Outcome::Failed(message) => return Err(client.failed(&message)),
+            };
+            let n_words = (client.n_words * texts.prompt_tokens) as f64 / found.max(1) as f64;
+            client.n_words = (n_words.round() as usize).max(1);
+        }
+        Ok(client)
+    }
+
+    /// Name of the model that is asked.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Sends requests and waits until all have ended.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a load that cannot be; [`Error::Io`] if the server's measures cannot be read any longer.
+    pub fn measure(&self, load: Load, n_requests: usize, prices: Option<Prices>) -> Result<ServeRow, Error> {
+        load.check()?;
+        let before = self.counts();
+        let start = Instant::now();
+        let outcomes = match load {
+            Load::Concurrency(n) => self.send_together(n, n_requests),
+            Load::Rate(rate) => self.send_at_rate(rate, n_requests),
+        };
+        let seconds = start.elapsed().as_secs_f64();
+        let mut row = ServeRow::of(load, outcomes, seconds);
+        row.server = before.map(|before| Ok::<_, Error>(self.scrape()?.since(&before))).transpose()?;
+        row.cost = prices.map(|prices| row.cost(prices));
+        Ok(row)
+    }
+
+    fn send_together(&self, n: usize, n_requests: usize) -> Vec<Outcome> {
+        let next = AtomicUsize::new(0);
+        let ended = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..n.min(n_requests) {
+                scope.spawn(|| {
+                    while let Some(number) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&i| i < n_requests) {
+                        let outcome = self.ask(number);
+                        ended.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(outcome);
+                    }
+                });
+            }
+        });
+        ended.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn send_at_rate(&self, rate: f64, n_requests: usize) -> Vec<Outcome> {
+        let start = Instant::now();
+        let times = arrivals(rate, self.texts.seed).take(n_requests);
+        std::thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for (number, at) in times.enumerate() {
+                std::thread::sleep(Duration::from_secs_f64(at).saturating_sub(start.elapsed()));
+                threads.push(scope.spawn(move || self.ask(number)));
+            }
+            let outcome = |thread: std::thread::ScopedJoinHandle<'_, Outcome>| {
+                thread.join().unwrap_or_else(|_| Outcome::Failed("the client panicked".into()))
+            };
+            threads.into_iter().map(outcome).collect()
+        })
+    }
+
+    /// One request, to its end.
+    fn ask(&self, number: usize) -> Outcome {
+        let body = json!({
+            "model": self.model,
+            "prompt": self.prompt(number),
+            "max_tokens": self.texts.output_tokens,
+            "temperature": 0,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+        });
+        let start = Instant::now();
+        let mut request = self.agent.post(format!("{}/completions", self.target.url));
+        if let Some(key) = &self.target.api_key {
+            request = request.header(AUTHORIZATION, format!("Bearer {key}"));
+        }
+        let response = match request.content_type("application/json").send(body.to_string()) {
+            Ok(response) => response,
+            Err(error) => return Outcome::Failed(error.to_string()),
+        };
+        let status = response.status().as_u16();
+        let mut body = response.into_body();
+        if status != 200 {
+            let told = body.read_to_string().unwrap_or_default();
+            let seconds = start.elapsed().as_secs_f64();
+            return match status {
+                429 => Outcome::Refused { seconds },
+                _ => Outcome::Failed(refusal(status, &told)),
+            };
+        }
+        let mut times = Vec::new();
+        match read_events(BufReader::new(body.into_reader()), || times.push(start.elapsed().as_secs_f64())) {
+            Ok(Some(usage)) => Outcome::Answered { times, seconds: start.elapsed().as_secs_f64(), usage },
+            Ok(None) => Outcome::Failed("the stream ends without its usage".into()),
+            Err(error) => Outcome::Failed(error.to_string()),
+        }
+    }
+
+    /// Words that no other request of this client begins with.
+    fn prompt(&self, number: usize) -> String {
+        let seed = self.texts.seed.wrapping_add(number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let drawn = fractions(seed).skip(1).map(|fraction| WORDS[(fraction * WORDS.len() as f32) as usize]);
+        drawn.take(self.n_words).collect::<Vec<_>>().join(" ")
+    }
+
+    fn get(&self, url: &str) -> Result<(u16, String), Error> {
+        let mut request = self.agent.get(url);
+        if let Some(key) = &self.target.api_key {
+            request = request.header(AUTHORIZATION, format!("Bearer {key}"));
+        }
+        let mut response = request.call().map_err(|error| failed(url, &error.to_string()))?;
+        let text = response.body_mut().read_to_string().map_err(|error| failed(url, &error.to_string()))?;
+        Ok((response.status().as_u16(), text))
+    }
+
+    fn first_model(&self) -> Result<String, Error> {
+        let url = format!("{}/models", self.target.url);
+        let (status, text) = self.get(&url)?;
+        let list: Json = serde_json::from_str(&text).unwrap_or_default();
+        let name = list["data"][0]["id"].as_str().filter(|_| status == 200);
+        name.map(str::to_owned).ok_or_else(|| failed(&url, &format!("no list of models: {}", refusal(status, &text))))
+    }
+
+    /// The server's measures, if it has those that are ours.
+    fn counts(&self) -> Option<Measures> {
+        self.scrape().ok()
+    }
+
+    fn scrape(&self) -> Result<Measures, Error> {
+        let url = format!("{}/metrics", self.target.url.trim_end_matches("/v1"));
+        let (status, text) = self.get(&url)?;
+        match status == 200 && text.contains("tilewright_tokens") {
+            true => Ok(Measures::parse(&text, &self.model)),
+            false => Err(failed(&url, &format!("no measures: status {status}"))),
+        }
+    }
+
+    fn failed(&self, message: &str) -> Error {
+        failed(&self.target.url, message)
+    }
+}
+
+fn failed(url: &str, message: &str) -> Error {
+    Error::Io { path: url.into(), source: io::Error::other(message.to_owned()) }
+}
+
+/// What an answer says that is none.
+fn refusal(status: u16, told: &str) -> String {
+    let told: Json = serde_json::from_str(told).unwrap_or_default();
+    let message = told["error"]["message"].as_str().or(told["error"].as_str()).unwrap_or("no reason given");
+    format!("status {status}: {message}")
+}
+
+/// Reads a stream of events to its end, and calls `on_part` for each that has text. Returns the usage, if it came.
+fn read_events(reader: impl BufRead, mut on_part: impl FnMut()) -> io::Result<Option<Usage>> {
+    let mut usage = None;
+    for line in reader.lines() {
+        let line = line?;
+        let Some(data) = line.strip_prefix("data:").map(str::trim).filter(|data| *data != "[DONE]") else { continue };
+        let event: Json = serde_json::from_str(data).map_err(|error| io::Error::other(format!("an event: {error}")))?;
+        if let Some(message) = event["error"]["message"].as_str() {
+            return Err(io::Error::other(format!("the stream breaks off: {message}")));
+        }
+        if event["choices"][0]["text"].as_str().is_some_and(|text| !text.is_empty()) {
+            on_part();
+        }
+        let told = &event["usage"];
+        if let (Some(prompt_tokens), Some(generated_tokens)) =
+            (told["prompt_tokens"].as_u64(), told["completion_tokens"].as_u64())
+        {
+            let cached_tokens = told["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+            usage = Some(Usage { prompt_tokens, cached_tokens, generated_tokens });
+        }
+    }
+    Ok(usage)
+}
+
+/// When requests of a Poisson process come, in seconds.
+fn arrivals(rate: f64, seed: u64) -> impl Iterator<Item = f64> {
+    let mut at = 0.0;
+    fractions(seed).map(move |fraction| {
+        at -= (1.0 - f64::from(fraction)).ln() / rate;
+        at
+    })
+}
+
+impl Load {
+    /// Refuses a load that cannot be.
+    ///
+    /// # Errors
+    /// [`Error::Option`] naming it.
+    pub fn check(&self) -> Result<(), Error> {
+        let (option, expected, found) = match *self {
+            Load::Concurrency(n) if !(1..=MOST_CONCURRENT).contains(&n) => {
+                ("concurrency", format!("1 to {MOST_CONCURRENT}"), n.to_string())
+            }
+            Load::Rate(rate) if !(rate.is_finite() && rate > 0.0) => {
+                ("rate", "a number above 0".into(), rate.to_string())
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::Option { option, expected, found })
+    }
+
+    /// As a table says it.
+    pub fn name(&self) -> String {
+        match self {
+            Load::Concurrency(n) => format!("{n} at once"),
+            Load::Rate(rate) => format!("{rate}/s"),
+        }
+    }
+}
+
+impl ServeRow {
+    fn of(load: Load, outcomes: Vec<Outcome>, seconds: f64) -> ServeRow {
+        let n_requests = outcomes.len();
+        let mut sum = Usage::default();
+        let mut failures: Vec<(String, usize)> = Vec::new();
+        let [mut first, mut between, mut whole, mut refused] = [const { Vec::new() }; 4];
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Answered { times, seconds, usage } => {
+                    first.extend(times.first());
+                    between.extend(times.windows(2).map(|pair| pair[1] - pair[0]));
+                    whole.push(seconds);
+                    sum.prompt_tokens += usage.prompt_tokens;
+                    sum.cached_tokens += usage.cached_tokens;
+                    sum.generated_tokens += usage.generated_tokens;
+                }
+                Outcome::Refused { seconds } => refused.push(seconds),
+                Outcome::Failed(message) => match failures.iter_mut().find(|(told, _)| *told == message) {
+                    Some((_, n)) => *n += 1,
+                    None => failures.push((message, 1)),
+                },
+            }
+        }
+        let n_answered = whole.len();
+        ServeRow {
+            load,
+            n_requests,
+            n_answered,
+            n_refused: refused.len(),
+            n_failed: failures.iter().map(|(_, n)| n).sum(),
+            failures,
+            seconds,
+            requests_per_second: n_answered as f64 / seconds,
+            prompt_tokens: sum.prompt_tokens,
+            cached_tokens: sum.cached_tokens,
+            generated_tokens: sum.generated_tokens,
+            tokens_per_second: sum.generated_tokens as f64 / seconds,
+            first_token_seconds: Percentiles::of(first),
+            between_tokens_seconds: Percentiles::of(between),
+            request_seconds: Percentiles::of(whole),
+            refused_seconds: Percentiles::of(refused),
+            server: None,
+            cost: None,
+        }
+    }
+
+    fn cost(&self, prices: Prices) -> Cost {
+        let dollars = prices.dollars_per_hour / 3600.0 * self.seconds;
+        let each = |n: u64| dollars / n.max(1) as f64;
+        Cost {
+            per_1000_requests: 1e3 * each(self.n_answered as u64),
+            per_million_generated_tokens: 1e6 * each(self.generated_tokens),
+            per_million_tokens: 1e6 * each(self.prompt_tokens + self.generated_tokens),
+        }
+    }
+}
+
+/// Numbers in Prometheus's text, by name and by the label `kind`, of one model.
+struct Measures(HashMap<(String, String), f64>);
+
+impl Measures {
+    fn parse(text: &str, model: &str) -> Measures {
+        let mut found = HashMap::new();
+        let of_model = format!("model=\"{model}\"");
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let Some((name, value)) = line.rsplit_once(' ') else { continue };
+            let Ok(value) = value.parse::<f64>() else { continue };
+            let (name, labels) = name.split_once('{').unwrap_or((name, ""));
+            if labels.contains(&of_model) {
+                let kind = labels.split_once("kind=\"").and_then(|(_, rest)| rest.split('"').next()).unwrap_or("");
+                found.insert((name.to_owned(), kind.to_owned()), value);
+            }
+        }
+        Measures(found)
+    }
+
+    fn since(&self, before: &Measures) -> ServerCounts {
+        let count = |name: &str, kind: &str| {
+            let at = |measures: &Measures| measures.0.get(&(name.into(), kind.into())).copied().unwrap_or(0.0);
+            (at(self) - at(before)).max(0.0) as u64
+        };
+        let tokens = |kind| count("tilewright_tokens_total", kind);
+        let decode_passes = count("tilewright_engine_decode_passes_total", "");
+        let generated_tokens = tokens("generated");
+        ServerCounts {
+            prompt_tokens: tokens("prompt"),
+            cached_tokens: tokens("cached"),
+            generated_tokens,
+            decode_passes,
+            prompt_passes: count("tilewright_engine_prompt_passes_total", ""),
+            tokens_per_decode_pass: generated_tokens as f64 / decode_passes.max(1) as f64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_come_as_often_as_they_should_and_each_time_the_same() {
+        let times: Vec<f64> = arrivals(4.0, 1).take(4000).collect();
+        assert!(times.is_sorted() && times == arrivals(4.0, 1).take(4000).collect::<Vec<_>>());
+        assert!((times[3999] / 1000.0 - 1.0).abs() < 0.05, "{}", times[3999]);
+        // Of a Poisson process, pauses spread as far as they are long.
+        let pauses: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let square = pauses.iter().map(|pause| (pause - 0.25).powi(2)).sum::<f64>() / pauses.len() as f64;
+        assert!((square.sqrt() / 0.25 - 1.0).abs() < 0.05, "{}", square.sqrt());
+    }
+
+    #[test]
+    fn a_row_counts_every_end() {
+        let usage = Usage { prompt_tokens: 10, cached_tokens: 4, generated_tokens: 3 };
+        let outcomes = vec![
+            Outcome::Answered { times: vec![0.5, 0.6, 0.8], seconds: 1.0, usage },
+            Outcome::Refused { seconds: 0.01 },
+            Outcome::Failed("status 500: oh".into()),
+            Outcome::Answered { times: vec![0.7], seconds: 0.75, usage },
+            Outcome::Failed("status 500: oh".into()),
+        ];
+        let row = ServeRow::of(Load::Concurrency(2), outcomes, 2.0);
+        assert_eq!([row.n_requests, row.n_answered, row.n_refused, row.n_failed], [5, 2, 1, 2]);
+        assert_eq!(row.failures, [("status 500: oh".to_owned(), 2)]);
+        assert_eq!([row.prompt_tokens, row.cached_tokens, row.generated_tokens], [20, 8, 6]);
+        assert_eq!([row.requests_per_second, row.tokens_per_second], [1.0, 3.0]);
+        assert_eq!([row.first_token_seconds.p50, row.first_token_seconds.p99], [0.5, 0.7]);
+        assert!((row.between_tokens_seconds.p99 - 0.2).abs() < 1e-9 && row.request_seconds.p99 == 1.0);
+        assert_eq!(row.refused_seconds.p99, 0.01);
+        // Two seconds of 36 dollars an hour are two cents.
+        let cost = row.cost(Prices { dollars_per_hour: 36.0 });
+        assert!((cost.per_1000_requests - 10.0).abs() < 1e-9);
+        assert!((cost.per_million_generated_tokens - 0.02 / 6.0 * 1e6).abs() < 1e-6);
+        assert!((cost.per_million_tokens - 0.02 / 26.0 * 1e6).abs() < 1e-6);
+    }
+
+    #[test]
+    fn prices_are_checked() {
+        assert_eq!(Prices::parse("{\"dollars_per_hour\": 0.5}").unwrap(), Prices { dollars_per_hour: 0.5 });
+        for wrong in ["", "{}", "{\"dollars_per_hour\": 0}", "{\"dollars_per_hour\": 1, \"more\": 2}"] {
+            assert_eq!(Prices::parse(wrong).unwrap_err().code(), "option", "{wrong}");
+        }
+    }
+
+    #[test]
+    fn streams_are_read_to_their_usage() {
+        let stream = "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":null}\n\n: alive\n\ndata: {\"choices\":[{\"text\":\"\"}]}\n\n\
+            data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n";
+        let mut n_parts = 0;
+        let usage = read_events(stream.as_bytes(), || n_parts += 1).unwrap().unwrap();
+        assert_eq!((n_parts, usage.prompt_tokens, usage.generated_tokens), (1, 5, 2));
+        assert!(read_events(&b"data: {\"choices\":[]}\n"[..], || ()).unwrap().is_none());
+        let broken = read_events(&b"data: {\"error\":{\"message\":\"lost\"}}\n"[..], || ());
+        assert!(broken.is_err_and(|error| error.to_string().contains("lost")));
+    }
+}
