@@ -230,10 +230,10 @@ fn join_fragment(
 }
 
 impl Parts {
-    /// The number of a text, which is added if it is new. Comments would be shipped in every binary; line breaks stay, so
-    /// that messages still point at a line.
+    /// The number of a text, which is added if it is new. Comments and indentation would be shipped in every binary; line
+    /// breaks stay, so that messages still point at a line.
     fn number(&mut self, text: &str) -> usize {
-        let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim_end());
+        let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim());
         let text: String = lines.flat_map(|line| [line, "\n"]).collect();
         self.texts.iter().position(|known| *known == text).unwrap_or_else(|| {
             self.texts.push(text);

@@ -26,7 +26,6 @@ pub fn any_target(rng: &mut Rng) -> Target {
         max_binding_bytes: rng.pick(&[1 << 16, 128 << 20, 1 << 31, 4 << 30]),
         max_dispatch_operations: rng.pick(&[1 << 24, 1 << 27, 1 << 33, u64::MAX]),
         max_subgroup: rng.pick(&[0, 4, 8, 16, 32, 64, 128]),
-        max_workgroup_bytes: rng.pick(&[16 << 10, 32 << 10, 48 << 10, u32::MAX]),
         max_splits: rng.pick(&[1, 2, 8, 16]),
         max_workgroup_bytes: rng.pick(&[16 << 10, 32 << 10, 64 << 10]),
         params_stride: rng.pick(&[0, 16, 64, 256]),
