@@ -54,6 +54,7 @@ fn expert_down(
             sum += weight * vec4<f32>(bias[at.x], bias[at.y], bias[at.z], bias[at.w]);
         }
     }
+    lanes_barrier();
     sum = lanes_sum(local, sum);
     if (local % LANES == 0u) {
         for (var i = 0u; i < 4u && n + i < params.n_out; i++) {

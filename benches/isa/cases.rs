@@ -79,14 +79,16 @@ fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
     let sizes = |small: f64, more: &[(&'static str, f64)]| {
         [small, 2.0 * small].map(|size| [&[("TILE", size), ("GUARDED", 0.0)], more].concat()).to_vec()
     };
+    // Of a product with one vector.
+    let of_one = [("LANES", 64.0), ("WG", 128.0)];
     match (kernel, tier) {
         // The norm in front of a layer's halves is folded in, not in front of what they add.
-        ("expert_gate_up", _) => vec![vec![("LANES", 64.0)], vec![("LANES", 64.0), ("NORM", 1.0)]],
+        ("expert_gate_up", _) => vec![of_one.to_vec(), [&of_one[..], &[("NORM", 1.0)]].concat()],
         ("matvec" | "gate_up", _) => {
             // Sums of two or four tokens take fewer registers than those of eight: they are looked at once.
             let few: &[f64] = if kernel == "matvec" && tier == Tier::Subgroups { &[2.0, 4.0] } else { &[] };
             let columns = |&n: &f64| vec![("LANES", 64.0), ("COLUMNS", n)];
-            let of_one = vec![("LANES", 64.0)];
+            let of_one = of_one.to_vec();
             let with_norm = |mut constants: Vec<_>| {
                 constants.push(("NORM", 1.0));
                 constants
@@ -94,7 +96,7 @@ fn constants(kernel: &str, tier: Tier) -> Vec<Vec<(&'static str, f64)>> {
             let all = [of_one.clone(), with_norm(of_one), columns(&8.0), with_norm(columns(&8.0))];
             all.into_iter().chain(few.iter().map(columns)).collect()
         }
-        ("expert_down", _) => vec![vec![("LANES", 64.0)]],
+        ("expert_down" | "matvec_lora" | "gate_up_lora", _) => vec![of_one.to_vec()],
         ("matmul_half", _) => {
             // Rows and columns of tiles, and subgroups side by side.
             let tiles = [[16, 256, 4], [32, 128, 4], [64, 64, 2], [128, 128, 2]];

@@ -171,7 +171,8 @@ fn waves(case: &Case) -> u64 {
         "matmul" | "matmul_plain" | "route" => 8,
         // Sums that fill registers are what it is for.
         "probe_matrix" => 8,
-        "attention_decode" => 12,
+        // It has 512 workgroups of a wave at most, which reads eight values ahead.
+        "attention_decode" => 8,
         "expert_tiles" => 14,
         "expert_matmul" | "linear_norm" | "advance" => 16,
         _ => 20,

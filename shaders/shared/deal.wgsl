@@ -6,7 +6,8 @@ override LANES: u32 = 64u;  // a power of two, 1 to WG
 override COLUMNS: u32 = 1u; // 1, 2, 4 or 8, and at most LANES
 override SHARES: u32 = LANES / COLUMNS;
 
-override PARTIALS: u32 = WG * COLUMNS;
+// Of one column, x comes first: see `rows_part`.
+override PARTIALS: u32 = select(WG * COLUMNS, X_QUADS, COLUMNS == 1u);
 var<workgroup> partial: array<vec4<f32>, PARTIALS>;
 
 // Between two sums: the memory is written again.

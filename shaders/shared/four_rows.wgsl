@@ -15,7 +15,9 @@ fn weighed(value: vec4<f32>, quad: u32) -> vec4<f32> {
 // All invocations must call it; the first of each LANES gets the products.
 fn four_rows(local: u32, rows: vec4<u32>, token: u32) -> vec4<f32> {
     var squares = 0.0;
-    var sum = lanes_sum(local, rows_part(local, rows, token, &squares));
+    let part = rows_part(local, rows, token, &squares);
+    lanes_barrier();
+    var sum = lanes_sum(local, part);
     if (NORM) {
         lanes_barrier();
         sum /= sqrt(workgroup_sum(local, squares) / f32(params.dim) + params.eps);

@@ -9,10 +9,9 @@
 
 const CHUNK: u32 = 64u;
 const X_STRIDE: u32 = CHUNK + 1u; // odd, so that the quads of a block are in different banks
-override X_QUADS: u32 = 8u * X_STRIDE / COLUMNS; // more columns read x where it is
-var<workgroup> x_quads: array<vec4<f32>, X_QUADS>;
+const X_QUADS: u32 = 8u * X_STRIDE; // WG and more, so that sums find room there later
 
-// All invocations must call it. With NORM, adds the squares of what this one read of x.
+// All invocations must call it, and pass a barrier before they put sums where x was. With NORM, adds the squares of what this one read of x.
 fn rows_part(local: u32, rows: vec4<u32>, token: u32, squares: ptr<function, f32>) -> vec4<f32> {
     let row = rows * params.blocks;
     let quads = params.dim / 4u;
@@ -28,13 +27,13 @@ fn rows_part(local: u32, rows: vec4<u32>, token: u32, squares: ptr<function, f32
                 *squares += dot(value, value);
                 value = weighed(value, within_row(quad, quads));
             }
-            x_quads[i % 8u * X_STRIDE + i / 8u] = value;
+            partial[i % 8u * X_STRIDE + i / 8u] = value;
         }
         workgroupBarrier();
         for (var at = local % LANES; at < n_blocks; at += LANES) {
             var part = array<vec4<f32>, 8>();
             for (var i = 0u; i < 8u; i++) {
-                part[i] = x_quads[i * X_STRIDE + at];
+                part[i] = partial[i * X_STRIDE + at];
             }
             let block = first + at;
             sum += vec4<f32>(
