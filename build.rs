@@ -338,9 +338,11 @@ fn default_value(module: &naga::Module, expression: naga::Handle<naga::Expressio
                 Op::Add => left.checked_add(right),
                 Op::Multiply => left.checked_mul(right),
                 Op::Divide => left.checked_div(right),
+                Op::Equal => Some(u32::from(left == right)),
                 _ => None,
             }
         }
+        Expression::Select { condition, accept, reject } => value(if value(condition)? != 0 { accept } else { reject }),
         _ => None,
     }
 }
