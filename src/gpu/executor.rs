@@ -571,7 +571,7 @@ impl Gpu {
     /// Submits commands that write to a staging buffer, and asks for its content.
     fn submit_and_map(&self, encoder: wgpu::CommandEncoder, staging: wgpu::Buffer) -> Result<ReadFuture, Error> {
         self.faults.map(&self.device).inspect_err(|error| self.give_up(LossReason::Driver, error.to_string()))?;
-        let (index, mapped) = self.submit(encoder, || map(&staging, &self.fault))?;
+        let (index, mapped) = self.submit(encoder, || map(&staging))?;
         self.poller.wait_for(index, mapped.signal());
         Ok(ReadFuture::new(staging, self.staging.clone(), self.fault.clone(), self.unsettled.reports(), mapped))
     }

@@ -87,12 +87,16 @@ pub(crate) fn complete(signal: &Mutex<Signal>, result: Result<(), Error>) {
     }
 }
 
-/// Asks for a buffer to be mapped; the copy into it has been submitted. One that cannot be mapped loses the device.
-pub(crate) fn map(buffer: &wgpu::Buffer, fault: &Fault) -> Completion {
+/// Asks for a buffer to be mapped; the copy into it has been submitted.
+pub(crate) fn map(buffer: &wgpu::Buffer) -> Completion {
     let (signal, mapped) = Completion::new();
-    let fault = fault.clone();
     buffer.slice(..).map_async(wgpu::MapMode::Read, move |result| {
-        complete(&signal, result.or_else(|e| lose(&fault, LossReason::Driver, "reading a buffer", e.to_string())));
+        let lost = |e: wgpu::BufferAsyncError| Error::DeviceLost {
+            reason: LossReason::Driver,
+            context: "reading a buffer".into(),
+            message: e.to_string(),
+        };
+        complete(&signal, result.map_err(lost));
     });
     mapped
 }
@@ -166,6 +170,11 @@ impl Future for ReadFuture {
             return Poll::Ready(self.fault.check("running").and(Err(failure.into_error())));
         }
         let Poll::Ready(result) = Pin::new(&mut self.mapped).poll(cx) else { return Poll::Pending };
+        // One that is waited for and cannot be mapped loses the device; one that was given up says the same, to nobody.
+        let result = result.or_else(|error| match error {
+            Error::DeviceLost { reason, context, message } => lose(&self.fault, reason, &context, message),
+            other => Err(other),
+        });
         let Some(buffer) = self.buffer.take() else { return Poll::Pending };
         let staging = self.staging.clone();
         Poll::Ready(self.fault.check("running").and(result).map(|()| Mapped { buffer, staging }))
