@@ -79,7 +79,8 @@ fn within_tile(row: u32, n_rows: u32, step: u32) -> u32 {
     return select(min(row, n_rows - 1u), row, n_rows % step == 0u);
 }
 
-// Along K from one quad to another, multiples of 8, and of a step. A step's operands are read while those before them are multiplied.
+// Along K from one quad to another, multiples of 8, and of a step. A step's operands are read while those before them are
+// multiplied.
 fn tile_product(local: u32, m0: u32, n0: u32, quads: vec2<u32>) -> Products {
     let step = DEPTH / 4u;
     var sum = Products();
