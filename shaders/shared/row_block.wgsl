@@ -13,3 +13,8 @@ fn x_of_row(token: u32, quad: u32, quads: u32) -> vec4<f32> {
     let value = x[token * quads + within_row(quad, quads)];
     return select(value, vec4<f32>(), RAGGED && quad >= quads);
 }
+
+// Products of a block of each of four rows of w with a block of x.
+fn block_dots(blocks: vec4<u32>, x: array<vec4<f32>, 8>) -> vec4<f32> {
+    return vec4<f32>(block_dot(blocks.x, x), block_dot(blocks.y, x), block_dot(blocks.z, x), block_dot(blocks.w, x));
+}

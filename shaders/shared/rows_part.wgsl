@@ -11,7 +11,8 @@ const CHUNK: u32 = 64u;
 const X_STRIDE: u32 = CHUNK + 1u; // odd, so that the quads of a block are in different banks
 const X_QUADS: u32 = 8u * X_STRIDE; // WG and more, so that sums find room there later
 
-// All invocations must call it, and pass a barrier before they put sums where x was. With NORM, adds the squares of what this one read of x.
+// All invocations must call it, and pass a barrier before they put sums where x was. With NORM, adds the squares of what
+// this one read of x.
 fn rows_part(local: u32, rows: vec4<u32>, token: u32, squares: ptr<function, f32>) -> vec4<f32> {
     let row = rows * params.blocks;
     let quads = params.dim / 4u;
@@ -35,13 +36,7 @@ fn rows_part(local: u32, rows: vec4<u32>, token: u32, squares: ptr<function, f32
             for (var i = 0u; i < 8u; i++) {
                 part[i] = partial[i * X_STRIDE + at];
             }
-            let block = first + at;
-            sum += vec4<f32>(
-                block_dot(row.x + block, part),
-                block_dot(row.y + block, part),
-                block_dot(row.z + block, part),
-                block_dot(row.w + block, part),
-            );
+            sum += block_dots(row + first + at, part);
         }
     }
     return sum;

@@ -15,12 +15,7 @@ fn rows_part(local: u32, rows: vec4<u32>, token: u32, squares: ptr<function, f32
                 part[i] = weighed(part[i], within_row(quad, quads));
             }
         }
-        sum += vec4<f32>(
-            block_dot(row.x + block, part),
-            block_dot(row.y + block, part),
-            block_dot(row.z + block, part),
-            block_dot(row.w + block, part),
-        );
+        sum += block_dots(row + block, part);
     }
     return sum;
 }
