@@ -453,7 +453,7 @@ fn attention_half(
     if (tile.first >= tile.end) {
         return;
     }
-    let keys = visible_to(tile);
+    let keys = visible_to(tile, KEYS);
     let share = params.n_heads / params.n_kv_heads;
     // Keys that all rows see: from the first one of the last row to the end of those of the first.
     let common_keys = vec2<u32>(

@@ -53,7 +53,7 @@ fn attention_prefill(
     if (tile.first >= tile.end) {
         return;
     }
-    let keys = visible_to(tile);
+    let keys = visible_to(tile, TILE_KEYS);
     let lane = local % 16u;
     let four = local / 16u;
     let row = tile.first + four * 4u;

@@ -43,7 +43,7 @@ fn attention_prefill(
         let tile = tile_at(i / params.n_kv_heads, ROWS);
         if (tile.first < tile.end) {
             let kv_head = i % params.n_kv_heads;
-            let keys = visible_to(tile);
+            let keys = visible_to(tile, 2u * TILE);
             var near = begin(tile.first, tile, kv_head, keys, 0u);
             // Rows past the end would be those of `near` again.
             let has_far = ROWS > 4u && tile.first + 4u < tile.end;

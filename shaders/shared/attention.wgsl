@@ -115,11 +115,13 @@ fn visible(own: u32, keys: vec2<u32>) -> vec2<u32> {
     return vec2<u32>(select(keys.x, next - params.window, has_window && next > keys.x + params.window), end);
 }
 
-// Keys that any row of a tile sees; the last row's token is the latest.
-fn visible_to(tile: Tile) -> vec2<u32> {
+// Keys that any row of a tile sees; the last row's token is the latest. Where sequences share the slots, those of a window begin at
+// a multiple of the keys that are taken together, so that a row's are added up in the same order whatever rows its tile has.
+fn visible_to(tile: Tile, together: u32) -> vec2<u32> {
     let share = params.n_heads / params.n_kv_heads;
     let ends = vec2<u32>(position_of(tile.first / share, tile), position_of((tile.end - 1u) / share, tile));
-    return vec2<u32>(visible(ends.x, tile.keys).x, visible(ends.y, tile.keys).y);
+    let first = visible(ends.x, tile.keys).x;
+    return vec2<u32>(first - select(0u, first % together, PAGED), visible(ends.y, tile.keys).y);
 }
 
 // Which of four rows see a key, by their own ranges.
