@@ -1,15 +1,17 @@
 //! Texts at once: tokens a second of 1 to 64 sequences in one engine, next to one session.
 //!
-//!     cargo bench --bench engine [-- MODEL [DEVICE]]
+//!     cargo bench --bench engine [-- MODEL [DEVICE [SEQUENCES,..]]]
 //!
-//! Each sequence has a prompt of its own and generates as many tokens as the others, greedily. The rate is that of steps in which
-//! all of them are computed, the median of three runs; ratios are to one sequence of the same engine in the same run.
+//! Each sequence has a prompt of its own and generates as many tokens as the others, greedily: enough for the first one to go on
+//! for a while after the last prompt has been read. The rate is that of steps in which all of them are computed, the median of
+//! three runs; ratios are to the first number of sequences in the same run.
 
 use std::time::Instant;
 
 use tilewright::engine::{Engine, EngineOptions, Request, Stream};
 use tilewright::{Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model};
 
+/// Tokens of each sequence after all prompts have been read.
 const N_TOKENS: usize = 64;
 const N_PROMPT: usize = 16;
 const RUNS: usize = 3;
@@ -22,10 +24,14 @@ fn main() -> Result<(), Error> {
         Some(path) => Model::load(&device, path, LoadOptions { context_length: Some(512), ..LoadOptions::default() })?,
         None => Model::builtin(&device)?,
     };
-    println!("{} on {}, {N_TOKENS} tokens each", model.name(), device.info().name);
+    println!("{} on {}, {N_TOKENS} tokens of each at once", model.name(), device.info().name);
+    let counts: Vec<usize> = match args.get(2) {
+        Some(list) => list.split(',').map(|n| n.parse().expect("SEQUENCES are numbers")).collect(),
+        None => vec![1, 2, 4, 8, 16, 32, 64],
+    };
     println!("session: {:.1} tokens/s", median(|| session(&model))?);
     let mut single = None;
-    for n in [1, 2, 4, 8, 16, 32, 64] {
+    for n in counts {
         let rate = median(|| engine(&model, n))?;
         let ratio = rate / *single.get_or_insert(rate);
         println!("{n:>3} sequences: {rate:>9.1} tokens/s, {ratio:>5.2}x");
@@ -44,13 +50,13 @@ fn prompt(model: &Model, i: usize) -> Vec<u32> {
     (0..N_PROMPT).map(|t| ((7919 * (i + 1) * (t + 3)) % vocab_size) as u32).collect()
 }
 
-fn options() -> GenerateOptions {
-    GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(N_TOKENS) }
+fn options(n_prompts: usize) -> GenerateOptions {
+    GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(n_prompts + N_TOKENS) }
 }
 
 fn session(model: &Model) -> Result<f64, Error> {
     let mut session = model.session()?;
-    let mut generation = session.generate_ids(&prompt(model, 0), &options())?;
+    let mut generation = session.generate_ids(&prompt(model, 0), &options(1))?;
     while let Some(piece) = pollster::block_on(generation.next()) {
         piece?;
     }
@@ -60,7 +66,7 @@ fn session(model: &Model) -> Result<f64, Error> {
 fn engine(model: &Model, n: usize) -> Result<f64, Error> {
     let engine_options = EngineOptions { max_sequences: n as u32, max_queued: n, ..EngineOptions::default() };
     let (engine, mut driver) = Engine::new(model, &engine_options)?;
-    let streams = (0..n).map(|i| engine.submit(Request::new(prompt(model, i), options())));
+    let streams = (0..n).map(|i| engine.submit(Request::new(prompt(model, i), options(n))));
     let _streams = streams.collect::<Result<Vec<Stream>, Error>>()?;
     // One part of one prompt in each step, then all of them together.
     let (mut start, mut before) = (Instant::now(), 0);

@@ -222,6 +222,47 @@ fn dropped_texts_leave_the_others_alone() {
     assert_eq!(stats.n_free_pages + stats.n_kept_pages, stats.n_pages);
 }
 
+/// Of three prompts that the cache has room for one of: what the first began with goes to the host's memory and comes back, with
+/// keys of all positions, of windows, and with states; where that has room for a page alone, a page comes back.
+#[test]
+fn what_the_cache_has_no_room_for_comes_back_from_the_host() {
+    const PAGE: usize = 64;
+    for device in executors() {
+        for name in ["llama3-rope", "gemma3", "qwen35"] {
+            let path = find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
+            let load_options = LoadOptions { context_length: Some(4 * PAGE as u32), ..LoadOptions::default() };
+            let model = Model::load(&device, path, load_options).unwrap();
+            let request = |seed| Request::new(ids(3 * PAGE + 9, seed, &model), greedy(6));
+            let run = |host_cache_bytes| {
+                let options = EngineOptions {
+                    max_sequences: 1,
+                    cache_tokens: Some(4 * PAGE as u32),
+                    host_cache_bytes,
+                    ..EngineOptions::default()
+                };
+                let (engine, mut driver) = Engine::new(&model, &options).unwrap();
+                let texts = [1, 2, 3, 1].map(|seed| {
+                    let stream = engine.submit(request(seed)).unwrap();
+                    while block_on(driver.step()).unwrap() {}
+                    collect(stream).unwrap()
+                });
+                (texts, engine.stats())
+            };
+            let (without, stats) = run(0);
+            assert_eq!((stats.cached_tokens, stats.spilled_pages, stats.n_host_pages), (0, 0, 0), "{name}");
+            let (with, stats) = run(1 << 30);
+            assert_eq!(with.clone().map(|text| text.pieces), without.clone().map(|text| text.pieces), "{name}");
+            assert_eq!(with[3].usage.cached_tokens, 3 * PAGE, "{name}");
+            assert_eq!((stats.cached_tokens, stats.restored_pages), (3 * PAGE as u64, 3), "{name}");
+            // Of three prompts three pages each, the last of which are on the device.
+            assert_eq!((stats.spilled_pages, stats.n_host_pages), (9, 6), "{name}");
+            let (few, stats) = run(stats.host_page_bytes / 6 + 1);
+            assert_eq!(few.map(|text| text.pieces), without.map(|text| text.pieces), "{name}");
+            assert!(stats.n_host_pages <= 1 && stats.restored_pages <= 1, "{name}: {stats:?}");
+        }
+    }
+}
+
 /// At most two tokens come after a request was cancelled, or after its deadline.
 #[test]
 fn cancelled_texts_and_those_whose_time_is_over_end_at_once() {

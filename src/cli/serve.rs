@@ -110,6 +110,10 @@ struct EngineArgs {
     /// Compute each prompt anew, also where it begins as an earlier one did.
     #[arg(long)]
     no_prefix_cache: bool,
+    /// MiB of the host's memory for what prompts began with and the cache has no room for any more, of each model: it comes back
+    /// when a prompt begins with it again.
+    #[arg(long, value_name = "MIB", default_value_t = 0, conflicts_with = "no_prefix_cache")]
+    host_cache: u64,
     /// Models that are loaded at a time; the one that was used longest ago makes room. All if absent.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_loaded: Option<u16>,
@@ -320,14 +324,15 @@ fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
 pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let ServeArgs { models, host, port, allow_host, cors, tls_cert, tls_key, page, .. } = args;
     let api_keys = keys(args.api_key, &args.api_key_file)?;
-    let EngineArgs { parallel, queue, cache_tokens, no_prefix_cache, max_loaded, idle_timeout, lazy, step_limit } =
-        args.engine;
+    let args_of_engine = args.engine;
+    let EngineArgs { parallel, queue, max_loaded, idle_timeout, lazy, .. } = args_of_engine;
     let engine = EngineOptions {
         max_sequences: parallel,
         max_queued: queue.unwrap_or(2 * parallel as usize),
-        cache_tokens,
-        prefix_cache: !no_prefix_cache,
-        step_limit: step_limit.map(Duration::from_secs),
+        cache_tokens: args_of_engine.cache_tokens,
+        prefix_cache: !args_of_engine.no_prefix_cache,
+        host_cache_bytes: args_of_engine.host_cache.saturating_mul(1 << 20),
+        step_limit: args_of_engine.step_limit.map(Duration::from_secs),
     };
     engine.check()?;
     let loader = Loader::new(args.model, engine, args.template)?;

@@ -60,7 +60,8 @@ impl Driver {
     ) -> Result<Driver, Error> {
         model.expect_whole("engine")?;
         let passes = declare(model, options)?;
-        let pages = Pages::new(passes.n_pages(), options.prefix_cache, n_copies(model, options));
+        let n_copies = n_copies(model, options);
+        let pages = Pages::new(passes.n_pages(), options.prefix_cache, n_copies, options.host_cache_bytes);
         let slots = (1..=options.max_sequences).rev().collect();
         let driver = Driver {
             model: model.clone(),
@@ -230,6 +231,7 @@ impl Driver {
             stats.n_pages = self.pages.len();
             stats.n_free_pages = self.pages.n_free();
             stats.n_kept_pages = self.pages.n_kept();
+            (stats.n_host_pages, stats.host_page_bytes) = self.pages.on_host();
             change(stats);
         });
     }
@@ -244,7 +246,7 @@ impl Driver {
 
     async fn compute_all(&mut self) -> Result<(), Error> {
         self.drop_over();
-        self.admit()?;
+        self.admit().await?;
         self.compute_prompt().await?;
         self.compute_rows().await
     }
@@ -284,7 +286,7 @@ impl Driver {
     }
 
     /// Begins requests while there are places and pages.
-    fn admit(&mut self) -> Result<(), Error> {
+    async fn admit(&mut self) -> Result<(), Error> {
         while let Some(&slot) = self.slots.last() {
             let Some(waiting) = self.shared.take(self.number) else { break };
             if waiting.request.options.max_tokens == 0 {
@@ -296,15 +298,12 @@ impl Driver {
             match Sequence::begin(&self.model, waiting, slot, &mut self.pages) {
                 Ok(mut sequence) => {
                     self.slots.pop();
-                    // Before another page takes the copy's place.
-                    let copied = sequence
-                        .copy
-                        .take()
-                        .map_or(Ok(()), |copy| self.passes.restore_states(self.model.device(), copy, sequence.slot));
+                    let taken_up = self.take_up(&mut sequence).await;
+                    sequence.tell_begin();
                     let n_cached = sequence.n_cached() as u64;
                     self.running.push(sequence);
                     self.update(|stats| stats.cached_tokens += n_cached);
-                    copied?;
+                    taken_up?;
                 }
                 // It waits for pages, and those after it with it.
                 Err(waiting) => {
@@ -316,13 +315,65 @@ impl Driver {
         Ok(())
     }
 
+    /// Brings a sequence to where what it has in common with earlier ones ends.
+    async fn take_up(&mut self, sequence: &mut Sequence) -> Result<(), Error> {
+        // Before another page takes the copy's place.
+        if let Some(copy) = sequence.copy.take() {
+            self.passes.restore_states(self.model.device(), copy, sequence.slot)?;
+        }
+        let on_host = std::mem::take(&mut sequence.on_host);
+        if on_host.is_empty() {
+            return Ok(());
+        }
+        let (mut states, mut n_restored) = (None, 0);
+        for content in on_host {
+            self.make_free(1).await?;
+            // What is freed for it may take its place in the host's memory.
+            let page = self.pages.on_host_of(content);
+            states = page.as_ref().and_then(|page| page.states.clone());
+            let Some(page) = page else { break };
+            let id = sequence.take_back(content, &mut self.pages)?;
+            self.passes.write_page(self.model.device(), id, &page.keys)?;
+            n_restored += 1;
+        }
+        self.update(|stats| stats.restored_pages += n_restored);
+        match (n_copies(&self.model, &self.options), states) {
+            (None, _) => Ok(()),
+            (Some(_), Some(states)) => {
+                self.passes.write_states(self.model.device(), sequence.slot, &states)?;
+                keep_states(self.model.device(), &self.passes, &mut self.pages, sequence)
+            }
+            // Without the states after them, pages are of no use.
+            (Some(_), None) => {
+                sequence.forget(&mut self.pages);
+                Ok(())
+            }
+        }
+    }
+
+    /// Where pages go to the host's memory: sees to it that so many are free, if as many are kept.
+    async fn make_free(&mut self, n: usize) -> Result<(), Error> {
+        let mut n_spilled = 0;
+        while let Some((id, copy)) = self.pages.next_to_go(n) {
+            let page = self.passes.read_page(self.model.device(), id, copy).await?;
+            self.pages.goes(id, page);
+            n_spilled += 1;
+        }
+        if n_spilled > 0 {
+            self.update(|stats| stats.spilled_pages += n_spilled);
+        }
+        Ok(())
+    }
+
     /// Computes the next part of the first prompt that is not computed.
     async fn compute_prompt(&mut self) -> Result<(), Error> {
         let others_wait = self.running.iter().any(|sequence| sequence.n_left() == 0);
         let most = if others_wait { BESIDE.min(self.passes.max_pass()) } else { self.passes.max_pass() };
-        let Driver { model, options, passes, pages, running, .. } = self;
-        let Some(sequence) = running.iter_mut().find(|sequence| sequence.n_left() > 0) else { return Ok(()) };
-        let n_tokens = sequence.next_len(most as usize, n_copies(model, options).is_some());
+        let Some(at) = self.running.iter().position(|sequence| sequence.n_left() > 0) else { return Ok(()) };
+        let n_tokens = self.running[at].next_len(most as usize, n_copies(&self.model, &self.options).is_some());
+        self.make_free(self.running[at].pages_for(n_tokens)).await?;
+        let Driver { model, passes, pages, running, .. } = self;
+        let sequence = &mut running[at];
         let ids = sequence.next_tokens(n_tokens).to_vec();
         sequence.make_room(n_tokens, pages)?;
         let device = model.device();
@@ -340,12 +391,14 @@ impl Driver {
 
     /// Computes a token of each sequence whose others are computed, and chooses what comes after it.
     async fn compute_rows(&mut self) -> Result<(), Error> {
-        let Driver { model, passes, pages, running, .. } = self;
+        let Driver { model, pages, running, .. } = self;
         running.iter_mut().for_each(|sequence| sequence.choose_angles(model, pages));
         let ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].n_left() == 0).collect();
         if ready.is_empty() {
             return Ok(());
         }
+        self.make_free(ready.iter().map(|&i| self.running[i].pages_for(1)).sum()).await?;
+        let Driver { model, passes, pages, running, .. } = self;
         let ending = RowsEnding {
             penalize: ready.iter().any(|&i| running[i].penalizes()),
             mask: ready.iter().any(|&i| running[i].is_guided()),
@@ -463,7 +516,8 @@ fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
     });
     let limit = model.device().target().limits().max_binding_bytes / widest.max().unwrap_or(1).max(1);
     let most = u32::try_from(limit).unwrap_or(u32::MAX).saturating_sub(1).max(pages_each);
-    let sizes = |n_pages| Sizes { n_sequences, n_pages: n_pages + 1, pages_each, n_copies: n_copies(model, options) };
+    let (n_copies, spills) = (n_copies(model, options), options.prefix_cache && options.host_cache_bytes > 0);
+    let sizes = |n_pages| Sizes { n_sequences, n_pages: n_pages + 1, pages_each, n_copies, spills };
     let asked = options.cache_tokens.map(|tokens| tokens.div_ceil(PAGE).max(pages_each));
     let mut n_pages = asked.unwrap_or(n_sequences.saturating_mul(pages_each)).min(most);
     loop {

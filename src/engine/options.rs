@@ -19,15 +19,25 @@ pub struct EngineOptions {
     pub cache_tokens: Option<u32>,
     /// Whether what sequences have in common at their beginnings is computed once.
     pub prefix_cache: bool,
+    /// Bytes of the host's memory for beginnings that the cache has no room for any more, until they come again; 0: none.
+    pub host_cache_bytes: u64,
     /// How long a step may take: the first ones compile shaders, which takes seconds on some devices. A GPU that takes longer
     /// is given up, as one that is lost; of the CPU it is only counted. No limit if `None`; never one in a browser.
     pub step_limit: Option<Duration>,
 }
 
 impl Default for EngineOptions {
-    /// 16 sequences, twice as many waiting, a cache as the memory allows, with a prefix cache, steps without a limit.
+    /// 16 sequences, twice as many waiting, a cache as the memory allows, with a prefix cache on the device alone, steps without a
+    /// limit.
     fn default() -> Self {
-        EngineOptions { max_sequences: 16, max_queued: 32, cache_tokens: None, prefix_cache: true, step_limit: None }
+        EngineOptions {
+            max_sequences: 16,
+            max_queued: 32,
+            cache_tokens: None,
+            prefix_cache: true,
+            host_cache_bytes: 0,
+            step_limit: None,
+        }
     }
 }
 

@@ -4,43 +4,85 @@
 //! walks this list and holds the same pages, so that what they hold is computed once. When nobody holds a listed page any more it
 //! is kept until its place is needed: those that were used longest ago go first, and none before the pages that follow it.
 //!
+//! Where the engine keeps pages in the host's memory too, what goes from the device goes there, and from there for good when that
+//! is full, in the same order. A sequence that begins alike takes it back.
+//!
 //! Layers with a state of fixed size cannot be taken up at any page: of some pages a copy of the states after them is kept, and a
 //! sequence that begins alike goes on from the last one that has such a copy.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::kernels::PAGE;
 
 /// A page's number. Page 0 is nobody's: rows that count for nothing write there.
 pub(super) type PageId = u32;
 
-/// What makes a page the same as another: the page before it, the row of angles of position 0, its tokens.
-type Key = (Option<PageId>, u32, Box<[u32]>);
+/// What the content of a listed page is known by, wherever it lies; no other content is ever given the same.
+pub(super) type ContentId = u64;
 
+/// What makes a page the same as another: the one before it, the row of angles of position 0, its tokens.
+type Key = (Option<ContentId>, u32, Box<[u32]>);
+
+/// A page of the device.
 #[derive(Default)]
 struct Page {
     /// Sequences that hold it.
     n_holders: u32,
-    /// Listed pages that follow it.
-    n_following: u32,
-    /// Under what it is listed.
-    key: Option<Key>,
+    /// What it is listed as.
+    content: Option<ContentId>,
     /// The copy of the states after it.
     copy: Option<u32>,
+}
+
+/// What is listed.
+struct Content {
+    key: Key,
+    place: Place,
+    /// Listed pages that follow it, on the device and in the host's memory.
+    n_following: [u32; 2],
     used_at: u64,
 }
+
+enum Place {
+    Device(PageId),
+    Host(HostPage),
+}
+
+/// What a page held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HostPage {
+    /// Keys and values of all layers.
+    pub keys: Arc<[u32]>,
+    /// The states after it, if there was a copy of them.
+    pub states: Option<Arc<[u32]>>,
+}
+
+impl HostPage {
+    fn size_bytes(&self) -> u64 {
+        size_of_val(&*self.keys) as u64 + self.states.as_ref().map_or(0, |states| size_of_val(&**states) as u64)
+    }
+}
+
+/// [`Content::n_following`].
+const ON_DEVICE: usize = 0;
+const ON_HOST: usize = 1;
 
 pub(super) struct Pages {
     pages: Vec<Page>,
     free: Vec<PageId>,
-    listed: HashMap<Key, PageId>,
+    listed: HashMap<Key, ContentId>,
+    contents: HashMap<ContentId, Content>,
     /// Pages that sequences have asked for and not taken yet.
     n_promised: usize,
     /// Listed pages that nobody holds.
     n_kept: usize,
-    /// Grows with each use.
+    /// Grows with each use, and with each content.
     clock: u64,
     keeps: bool,
+    /// Bytes of the host's memory for pages that go from the device, and those that are taken.
+    host_bytes: [u64; 2],
+    n_on_host: usize,
     /// Copies of states that no page has, where the model has states.
     free_copies: Option<Vec<u32>>,
 }
@@ -50,22 +92,27 @@ pub(super) struct Pages {
 pub(super) struct Common {
     /// Pages that it holds from now on.
     pub pages: Vec<PageId>,
-    /// The copy of the states after them, where the model has states.
+    /// The copy of the states after them, where the model has states and none of the pages has to come back.
     pub copy: Option<u32>,
+    /// What comes after these and has to come back from the host's memory.
+    pub on_host: Vec<ContentId>,
 }
 
 impl Pages {
     /// `n` pages, the first of which is nobody's. If it does not keep any, no page is listed. `n_copies`: room for copies of
-    /// states, where the model has states.
-    pub fn new(n: u32, keeps: bool, n_copies: Option<u32>) -> Pages {
+    /// states, where the model has states. `host_bytes`: of the host's memory for pages that go from the device.
+    pub fn new(n: u32, keeps: bool, n_copies: Option<u32>, host_bytes: u64) -> Pages {
         Pages {
             pages: (0..n).map(|_| Page::default()).collect(),
             free: (1..n).rev().collect(),
             listed: HashMap::new(),
+            contents: HashMap::new(),
             n_promised: 0,
             n_kept: 0,
             clock: 0,
             keeps,
+            host_bytes: [host_bytes, 0],
+            n_on_host: 0,
             free_copies: n_copies.map(|n| (0..n).rev().collect()),
         }
     }
@@ -84,34 +131,116 @@ impl Pages {
         self.n_kept
     }
 
-    /// The listed pages that a sequence of these tokens begins with, whole ones alone. It holds them from now on.
+    /// Pages that the host's memory has, and their bytes.
+    pub fn on_host(&self) -> (usize, u64) {
+        (self.n_on_host, self.host_bytes[1])
+    }
+
+    /// The listed pages that a sequence of these tokens begins with, whole ones alone. It holds them from now on, and asks for
+    /// those that the host's memory has by [`Pages::on_host_of`].
     pub fn hold_common(&mut self, angles: u32, ids: &[u32]) -> Common {
-        let mut pages: Vec<PageId> = Vec::new();
+        let mut contents: Vec<ContentId> = Vec::new();
         for ids in ids.chunks_exact(PAGE as usize) {
-            let Some(&id) = self.listed.get(&(pages.last().copied(), angles, ids.into())) else { break };
-            pages.push(id);
+            let Some(&content) = self.listed.get(&(contents.last().copied(), angles, ids.into())) else { break };
+            contents.push(content);
         }
-        let copy_of = |id: &PageId| self.pages[*id as usize].copy;
+        let place = |content: &ContentId| self.contents.get(content).map(|content| &content.place);
+        let copy_of = |place: &Place| match place {
+            Place::Device(id) => self.pages[*id as usize].copy,
+            Place::Host(_) => None,
+        };
         if self.free_copies.is_some() {
-            pages.truncate(pages.iter().rposition(|id| copy_of(id).is_some()).map_or(0, |last| last + 1));
+            let has_states = |place: &Place| match place {
+                Place::Device(_) => copy_of(place).is_some(),
+                Place::Host(page) => page.states.is_some(),
+            };
+            let last = contents.iter().rposition(|content| place(content).is_some_and(has_states));
+            contents.truncate(last.map_or(0, |last| last + 1));
         }
-        let copy = pages.last().and_then(copy_of);
-        pages.iter().for_each(|&id| self.hold(id));
-        Common { pages, copy }
+        let copy = contents.last().and_then(place).and_then(copy_of);
+        let mut common = Common { copy, ..Common::default() };
+        for content in contents {
+            match self.contents.get(&content).map(|content| &content.place) {
+                Some(&Place::Device(id)) => {
+                    self.hold(id);
+                    common.pages.push(id);
+                }
+                _ => {
+                    self.touch(content);
+                    common.on_host.push(content);
+                }
+            }
+        }
+        common
+    }
+
+    /// What the host's memory has of a content, unless that had to go meanwhile.
+    pub fn on_host_of(&self, content: ContentId) -> Option<HostPage> {
+        match &self.contents.get(&content)?.place {
+            Place::Host(page) => Some(page.clone()),
+            Place::Device(_) => None,
+        }
+    }
+
+    /// A page that a sequence holds has got a content back.
+    pub fn came_back(&mut self, content: ContentId, id: PageId) {
+        let Some(Content { key, place, .. }) = self.contents.get_mut(&content) else { return };
+        if let Place::Host(page) = std::mem::replace(place, Place::Device(id)) {
+            self.host_bytes[1] -= page.size_bytes();
+            self.n_on_host -= 1;
+            if let Some(before) = key.0.and_then(|before| self.contents.get_mut(&before)) {
+                before.n_following[ON_HOST] -= 1;
+                before.n_following[ON_DEVICE] += 1;
+            }
+        }
+        self.pages[id as usize].content = Some(content);
+    }
+
+    /// The kept page that is to go first for there to be `n` free ones, with the copy of the states after it; none if there are
+    /// as many, or nothing goes to the host's memory.
+    pub fn next_to_go(&self, n: usize) -> Option<(PageId, Option<u32>)> {
+        let wants = self.host_bytes[0] > 0 && self.free.len() < n;
+        let (_, id) = wants.then(|| self.oldest_kept())??;
+        Some((id, self.pages[id as usize].copy))
+    }
+
+    /// Such a page goes: it is free, and the host's memory has what it held, if there is room beside what was used later.
+    pub fn goes(&mut self, id: PageId, page: HostPage) {
+        let Some(content) = self.pages[id as usize].content.take() else { return };
+        self.free_copy_of(id);
+        self.n_kept -= 1;
+        self.free.push(id);
+        self.host_bytes[1] += page.size_bytes();
+        self.n_on_host += 1;
+        if let Some(Content { key, place, .. }) = self.contents.get_mut(&content) {
+            *place = Place::Host(page);
+            if let Some(before) = key.0.and_then(|before| self.contents.get_mut(&before)) {
+                before.n_following[ON_DEVICE] -= 1;
+                before.n_following[ON_HOST] += 1;
+            }
+        }
+        while self.host_bytes[1] > self.host_bytes[0] {
+            let is_last = |content: &Content| matches!(content.place, Place::Host(_)) && content.n_following == [0; 2];
+            let last = self.contents.iter().filter(|(_, content)| is_last(content));
+            let Some((&oldest, _)) = last.min_by_key(|(_, content)| content.used_at) else { break };
+            self.unlist(oldest);
+        }
     }
 
     /// A place for a copy of the states after a listed page, which has it from now on: one that is free, or that of the page that
     /// was used longest ago. `None` where there are no states, or it has one.
     pub fn take_copy(&mut self, id: PageId) -> Option<u32> {
         let page = &self.pages[id as usize];
-        if page.key.is_none() || page.copy.is_some() {
+        if page.content.is_none() || page.copy.is_some() {
             return None;
         }
         let copy = match self.free_copies.as_mut()?.pop() {
             Some(copy) => copy,
             None => {
+                let contents = &self.contents;
+                let used_at = |page: &Page| page.content.and_then(|content| Some(contents.get(&content)?.used_at));
                 let with_copy = self.pages.iter_mut().filter(|page| page.copy.is_some());
-                with_copy.min_by_key(|page| page.used_at)?.copy.take()?
+                with_copy.min_by_key(|page| used_at(page))?.copy.take()?
             }
         };
         self.pages[id as usize].copy = Some(copy);
@@ -119,11 +248,19 @@ impl Pages {
     }
 
     fn hold(&mut self, id: PageId) {
-        self.clock += 1;
         let page = &mut self.pages[id as usize];
-        self.n_kept -= usize::from(page.n_holders == 0 && page.key.is_some());
+        self.n_kept -= usize::from(page.n_holders == 0 && page.content.is_some());
         page.n_holders += 1;
-        page.used_at = self.clock;
+        if let Some(content) = page.content {
+            self.touch(content);
+        }
+    }
+
+    fn touch(&mut self, content: ContentId) {
+        self.clock += 1;
+        if let Some(content) = self.contents.get_mut(&content) {
+            content.used_at = self.clock;
+        }
     }
 
     /// Sees to it that `n` pages will be there when they are taken, beside those that were promised before. False, and nothing is
@@ -149,39 +286,81 @@ impl Pages {
         Some(id)
     }
 
-    /// The kept page that was used longest ago, of those that none follows.
+    /// The kept page that was used longest ago, of those that none on the device follows.
+    fn oldest_kept(&self) -> Option<(ContentId, PageId)> {
+        let kept = self.contents.iter().filter_map(|(&listed, content)| match content.place {
+            Place::Device(id) if self.pages[id as usize].n_holders == 0 && content.n_following[ON_DEVICE] == 0 => {
+                Some((content.used_at, listed, id))
+            }
+            _ => None,
+        });
+        kept.min().map(|(_, listed, id)| (listed, id))
+    }
+
+    /// Gives up what such a page holds, and what follows it.
     fn evict(&mut self) -> Option<PageId> {
-        let is_last = |page: &Page| page.n_holders == 0 && page.key.is_some() && page.n_following == 0;
-        let kept = (0..).zip(&self.pages).filter(|(_, page)| is_last(page));
-        let (id, _) = kept.min_by_key(|(_, page)| page.used_at)?;
-        self.unlist(id);
+        let (content, id) = self.oldest_kept()?;
+        self.pages[id as usize].content = None;
+        self.free_copy_of(id);
         self.n_kept -= 1;
+        self.unlist(content);
         Some(id)
     }
 
-    fn unlist(&mut self, id: PageId) {
-        if let Some(key) = self.pages[id as usize].key.take() {
-            if let Some(before) = key.0 {
-                self.pages[before as usize].n_following -= 1;
-            }
+    /// Forgets a content, and what follows it in the host's memory: nothing would find that again.
+    fn unlist(&mut self, content: ContentId) {
+        let mut all = vec![content];
+        while let Some(content) = all.pop() {
+            let Some(Content { key, place, n_following, .. }) = self.contents.remove(&content) else { continue };
             self.listed.remove(&key);
+            let at = match place {
+                Place::Device(_) => ON_DEVICE,
+                Place::Host(page) => {
+                    self.host_bytes[1] -= page.size_bytes();
+                    self.n_on_host -= 1;
+                    ON_HOST
+                }
+            };
+            if let Some(before) = key.0.and_then(|before| self.contents.get_mut(&before)) {
+                before.n_following[at] -= 1;
+            }
+            if n_following[ON_HOST] > 0 {
+                all.extend(
+                    self.contents.iter().filter(|(_, after)| after.key.0 == Some(content)).map(|(&after, _)| after),
+                );
+            }
         }
+    }
+
+    fn free_copy_of(&mut self, id: PageId) {
         let copy = self.pages[id as usize].copy.take();
         self.free_copies.iter_mut().for_each(|free| free.extend(copy));
     }
 
-    /// Lists a page that a sequence holds, as it holds the listed one `before` it. False if it is not listed, because another page
-    /// is there already; pages after it cannot be listed then.
+    /// Lists a page that a sequence holds, as it holds the listed one `before` it; what the host's memory has of it is not needed
+    /// any more. False if it is not listed, because another page is there already; pages after it cannot be listed then.
     pub fn list(&mut self, before: Option<PageId>, angles: u32, ids: &[u32], id: PageId) -> bool {
+        let before = before.and_then(|before| self.pages[before as usize].content);
         let key: Key = (before, angles, ids.into());
-        if !self.keeps || self.listed.contains_key(&key) {
+        if !self.keeps {
             return false;
         }
-        if let Some(before) = before {
-            self.pages[before as usize].n_following += 1;
+        if let Some(&content) = self.listed.get(&key) {
+            let is_on_host = self.on_host_of(content).is_some();
+            if is_on_host {
+                self.came_back(content, id);
+            }
+            return is_on_host;
         }
-        self.pages[id as usize].key = Some(key.clone());
-        self.listed.insert(key, id);
+        if let Some(before) = before.and_then(|before| self.contents.get_mut(&before)) {
+            before.n_following[ON_DEVICE] += 1;
+        }
+        self.clock += 1;
+        let content = self.clock;
+        self.pages[id as usize].content = Some(content);
+        self.listed.insert(key.clone(), content);
+        let listed = Content { key, place: Place::Device(id), n_following: [0; 2], used_at: self.clock };
+        self.contents.insert(content, listed);
         true
     }
 
@@ -189,24 +368,24 @@ impl Pages {
     pub fn release(&mut self, id: PageId) {
         let page = &mut self.pages[id as usize];
         page.n_holders -= 1;
-        match (page.n_holders, &page.key) {
+        match (page.n_holders, page.content) {
             (0, None) => self.free.push(id),
             (0, Some(_)) => self.n_kept += 1,
             _ => {}
         }
     }
 
-    /// Forgets what kept pages hold.
+    /// Forgets what all pages hold.
     pub fn forget(&mut self) {
         self.n_kept = 0;
-        let listed: Vec<PageId> = self.listed.drain().map(|(_, id)| id).collect();
-        for id in listed {
-            let page = &mut self.pages[id as usize];
-            page.key = None;
-            page.n_following = 0;
-            let copy = page.copy.take();
-            self.free_copies.iter_mut().for_each(|free| free.extend(copy));
-            if page.n_holders == 0 {
+        self.n_on_host = 0;
+        self.host_bytes[1] = 0;
+        self.listed.clear();
+        for (_, content) in std::mem::take(&mut self.contents) {
+            let Place::Device(id) = content.place else { continue };
+            self.pages[id as usize].content = None;
+            self.free_copy_of(id);
+            if self.pages[id as usize].n_holders == 0 {
                 self.free.push(id);
             }
         }
@@ -239,7 +418,7 @@ mod tests {
 
     #[test]
     fn what_begins_alike_is_held_twice_and_computed_once() {
-        let mut pages = Pages::new(11, true, None);
+        let mut pages = Pages::new(11, true, None, 0);
         let (first, second) = (tokens(3 * P + 5, 1), [tokens(2 * P, 1), tokens(P, 9)].concat());
         let (a, n) = run(&mut pages, &first);
         assert_eq!((a.len(), n), (4, 4));
@@ -256,7 +435,7 @@ mod tests {
 
     #[test]
     fn other_angles_are_another_beginning() {
-        let mut pages = Pages::new(4, true, None);
+        let mut pages = Pages::new(4, true, None, 0);
         let ids = tokens(P, 1);
         let (held, _) = run(&mut pages, &ids);
         assert_eq!(pages.hold_common(7, &ids), Common::default());
@@ -265,7 +444,7 @@ mod tests {
 
     #[test]
     fn the_page_that_was_used_longest_ago_goes_first_and_none_before_those_after_it() {
-        let mut pages = Pages::new(5, true, None);
+        let mut pages = Pages::new(5, true, None, 0);
         let (old, new) = (tokens(2 * P, 1), tokens(2 * P, 2));
         for ids in [&old, &new] {
             let (held, _) = run(&mut pages, ids);
@@ -285,7 +464,7 @@ mod tests {
 
     #[test]
     fn promises_are_kept_and_nothing_is_kept_where_nothing_is_listed() {
-        let mut pages = Pages::new(4, false, None);
+        let mut pages = Pages::new(4, false, None, 0);
         assert!(pages.promise(2) && !pages.promise(2) && pages.promise(1));
         let held: Vec<PageId> = (0..3).filter_map(|_| pages.take()).collect();
         assert_eq!((held.len(), pages.take()), (3, None));
@@ -296,7 +475,7 @@ mod tests {
 
     #[test]
     fn of_two_that_are_computed_at_once_the_first_is_listed() {
-        let mut pages = Pages::new(5, true, None);
+        let mut pages = Pages::new(5, true, None, 0);
         let ids = tokens(P, 1);
         assert!(pages.promise(2));
         let [a, b] = [pages.take().expect("promised"), pages.take().expect("promised")];
@@ -308,13 +487,13 @@ mod tests {
 
     #[test]
     fn sequences_with_states_go_on_from_a_page_that_has_a_copy_of_them() {
-        let mut pages = Pages::new(9, true, Some(2));
+        let mut pages = Pages::new(9, true, Some(2), 0);
         let ids = tokens(3 * P, 1);
         let (held, _) = run(&mut pages, &ids);
         assert_eq!(pages.hold_common(0, &ids), Common::default(), "no states after any page");
         let copy = pages.take_copy(held[1]);
         assert!(copy.is_some() && pages.take_copy(held[1]).is_none(), "one is enough");
-        assert_eq!(pages.hold_common(0, &ids), Common { pages: held[..2].to_vec(), copy });
+        assert_eq!(pages.hold_common(0, &ids), Common { pages: held[..2].to_vec(), copy, on_host: vec![] });
         // The place of the page that was used longest ago.
         let (others, _) = run(&mut pages, &tokens(2 * P, 9));
         let second = pages.take_copy(others[0]);
@@ -324,9 +503,65 @@ mod tests {
         assert_eq!(pages.hold_common(0, &tokens(2 * P, 9)).copy, copy);
     }
 
+    /// All pages but `n` go to the host's memory, each of which holds its number.
+    fn spill(pages: &mut Pages, n: usize) -> Vec<PageId> {
+        let mut gone = Vec::new();
+        while let Some((id, _)) = pages.next_to_go(n) {
+            pages.goes(id, HostPage { keys: Arc::from([id]), states: None });
+            gone.push(id);
+        }
+        gone
+    }
+
+    #[test]
+    fn what_goes_to_the_host_is_found_there_and_comes_back() {
+        let mut pages = Pages::new(4, true, None, 100);
+        let ids = tokens(3 * P, 1);
+        let (held, _) = run(&mut pages, &ids);
+        held.iter().for_each(|&id| pages.release(id));
+        // Those after others first.
+        assert_eq!(spill(&mut pages, 2), [held[2], held[1]]);
+        assert_eq!((pages.n_free(), pages.n_kept(), pages.on_host()), (2, 1, (2, 8)));
+        let Common { pages: on_device, on_host, .. } = pages.hold_common(0, &ids);
+        assert_eq!((on_device, on_host.len()), (held[..1].to_vec(), 2));
+        assert!(pages.promise(2));
+        for (content, old) in on_host.into_iter().zip(&held[1..]) {
+            assert_eq!(pages.on_host_of(content).map(|page| page.keys[0]), Some(*old));
+            let id = pages.take().expect("it was promised");
+            pages.came_back(content, id);
+            assert_eq!(pages.on_host_of(content), None);
+        }
+        assert_eq!((pages.n_free(), pages.n_kept(), pages.on_host()), (0, 0, (0, 0)));
+        assert_eq!(pages.hold_common(0, &ids).pages.len(), 3);
+        assert!(pages.next_to_go(1).is_none(), "all are held");
+    }
+
+    #[test]
+    fn on_the_host_too_what_was_used_longest_ago_goes_first_and_none_before_those_after_it() {
+        let mut pages = Pages::new(5, true, None, 12);
+        let (old, new) = (tokens(2 * P, 1), tokens(2 * P, 2));
+        for ids in [&old, &new] {
+            let (held, _) = run(&mut pages, ids);
+            held.into_iter().for_each(|id| pages.release(id));
+        }
+        spill(&mut pages, 4);
+        assert_eq!((pages.n_free(), pages.on_host()), (4, (3, 12)));
+        let n_on_host = |pages: &mut Pages, ids| pages.hold_common(0, ids).on_host.len();
+        assert_eq!((n_on_host(&mut pages, &old), n_on_host(&mut pages, &new)), (1, 2));
+        // What is computed again need not come back, and what follows it is found after it.
+        let id = pages.promise(1).then(|| pages.take()).flatten().expect("pages are free");
+        assert!(pages.list(None, 0, &new[..P], id));
+        assert_eq!(pages.on_host(), (2, 8));
+        let common = pages.hold_common(0, &new);
+        assert_eq!((common.pages, common.on_host.len()), (vec![id], 1));
+        pages.forget();
+        assert_eq!(pages.on_host(), (0, 0));
+        assert_eq!(pages.hold_common(0, &old), Common::default());
+    }
+
     #[test]
     fn pages_of_another_device_are_forgotten() {
-        let mut pages = Pages::new(6, true, None);
+        let mut pages = Pages::new(6, true, None, 0);
         let ids = tokens(3 * P, 1);
         let (held, _) = run(&mut pages, &ids);
         pages.release(held[2]);

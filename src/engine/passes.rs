@@ -1,12 +1,15 @@
 //! What an engine's sequences share on the device, and the passes that are recorded over it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use super::pages::{HostPage, PageId};
 use crate::device::{Device, WordCopy};
+use crate::dtype::DType;
 use crate::error::Error;
 use crate::generate::{Model, rows_for};
 use crate::kernels::PAGE;
-use crate::model::{Ending, KvCache, PassTensors, RowsEnding};
+use crate::model::{Ending, KvCache, LayerCache, PassTensors, RowsEnding};
 use crate::recording::{MemoryPlan, Products, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::self_test;
@@ -22,7 +25,12 @@ pub(super) struct Sizes {
     pub pages_each: u32,
     /// Copies of states, where the model has states.
     pub n_copies: Option<u32>,
+    /// Whether pages go to the host's memory.
+    pub spills: bool,
 }
+
+/// Words of a tensor, from the first of them on, and how many.
+type Part = (Tensor, usize, usize);
 
 /// Cache, tensors that passes share with the host, and passes.
 pub(super) struct Passes {
@@ -33,6 +41,8 @@ pub(super) struct Passes {
     pub prompt: PassTensors,
     /// The states of all sequences, and copies of some of them.
     states: Vec<(Tensor, Tensor)>,
+    /// What a page or a copy of states goes through on its way to the host's memory and back.
+    staging: Option<Tensor>,
     workspace: Workspace,
     sizes: Sizes,
     max_pass: u32,
@@ -46,7 +56,7 @@ impl Passes {
     /// # Errors
     /// [`Error::Operand`] if something is larger than a tensor can be.
     pub fn declare(model: &Model, sizes: Sizes) -> Result<Passes, Error> {
-        let Sizes { n_sequences, n_pages, pages_each, n_copies } = sizes;
+        let Sizes { n_sequences, n_pages, pages_each, n_copies, spills } = sizes;
         let (config, max_pass) = (model.config(), model.max_pass());
         // The first place among states is nobody's, as the first page is.
         let n_slots = n_sequences + 1;
@@ -63,6 +73,7 @@ impl Passes {
         let mut passes = Passes {
             cache,
             states,
+            staging: None,
             rows: PassTensors::declare_rows(config, [n_rows, n_slots, pages_each])?,
             prompt: PassTensors::declare_prompts(config, pages_each, max_pass)?,
             workspace: Workspace::default(),
@@ -71,6 +82,12 @@ impl Passes {
             of_rows: HashMap::new(),
             of_prompts: HashMap::new(),
         };
+        if spills {
+            let words = |parts: Vec<Part>| parts.iter().map(|(_, _, n_words)| n_words).sum::<usize>();
+            let most = words(passes.parts_of_page(0)).max(words(passes.parts_of_states(|(states, _)| (states, 0))));
+            let shape = [u32::try_from(most).unwrap_or(u32::MAX)];
+            passes.staging = Some(Tensor::declare("cache.staging", Role::Cache, &shape, DType::U32)?);
+        }
         passes.record_prompt(model, max_pass)?;
         passes.record_rows(model, n_rows, RowsEnding::default())?;
         Ok(passes)
@@ -80,7 +97,7 @@ impl Passes {
     pub fn plan(&self) -> MemoryPlan {
         let PassTensors { sampling, biases, allowed, tokens, .. } = &self.rows;
         let copies = self.states.iter().map(|(_, copies)| copies);
-        let others = [sampling, biases, allowed, tokens].into_iter().chain(copies);
+        let others = [sampling, biases, allowed, tokens].into_iter().chain(copies).chain(&self.staging);
         MemoryPlan::of(self.of_rows.values().chain(self.of_prompts.values()), others)
     }
 
@@ -89,7 +106,7 @@ impl Passes {
     /// # Errors
     /// Those of [`Device::copy_words`].
     pub fn keep_states(&self, device: &Device, slot: u32, copy: u32) -> Result<(), Error> {
-        self.copy_states(device, |states, copies, n| [(states, slot as usize * n), (copies, copy as usize * n)])
+        copy_parts(device, self.parts_of_slot(slot).into_iter().zip(self.parts_of_copy(copy)))
     }
 
     /// Copies states back, to the sequence in a place.
@@ -97,21 +114,92 @@ impl Passes {
     /// # Errors
     /// As [`Passes::keep_states`].
     pub fn restore_states(&self, device: &Device, copy: u32, slot: u32) -> Result<(), Error> {
-        self.copy_states(device, |states, copies, n| [(copies, copy as usize * n), (states, slot as usize * n)])
+        copy_parts(device, self.parts_of_copy(copy).into_iter().zip(self.parts_of_slot(slot)))
     }
 
-    fn copy_states<'a>(
-        &'a self,
-        device: &Device,
-        ends: impl Fn(&'a Tensor, &'a Tensor, usize) -> [(&'a Tensor, usize); 2],
-    ) -> Result<(), Error> {
-        let copies = self.states.iter().map(|(states, copies)| {
-            let n_words = states.len() / states.shape()[0] as usize;
-            let [from, to] = ends(states, copies, n_words);
-            let [from, to] = [from, to].map(|(tensor, first)| (tensor.clone(), first));
-            WordCopy { from, to, n_words }
+    /// What a page holds, and the copy of the states after it.
+    ///
+    /// # Errors
+    /// Those of copying and reading.
+    pub async fn read_page(&self, device: &Device, page: PageId, copy: Option<u32>) -> Result<HostPage, Error> {
+        let keys = self.read_parts(device, self.parts_of_page(page)).await?;
+        let states = match copy {
+            Some(copy) => Some(self.read_parts(device, self.parts_of_copy(copy)).await?),
+            None => None,
+        };
+        Ok(HostPage { keys, states })
+    }
+
+    /// Writes keys and values back to a page.
+    ///
+    /// # Errors
+    /// Those of writing and copying.
+    pub fn write_page(&self, device: &Device, page: PageId, keys: &[u32]) -> Result<(), Error> {
+        self.write_parts(device, self.parts_of_page(page), keys)
+    }
+
+    /// Writes states back, to the sequence in a place.
+    ///
+    /// # Errors
+    /// As [`Passes::write_page`].
+    pub fn write_states(&self, device: &Device, slot: u32, states: &[u32]) -> Result<(), Error> {
+        self.write_parts(device, self.parts_of_slot(slot), states)
+    }
+
+    fn parts_of_page(&self, page: PageId) -> Vec<Part> {
+        let keys = self.cache.kept().filter(|(_, layer)| matches!(layer, LayerCache::Keys(_)));
+        let heads = keys.flat_map(|(_, layer)| layer.tensors()).flat_map(|tensor| {
+            let [n_heads, slots, row] = [0, 1, 2].map(|i| tensor.shape()[i] as usize);
+            let n_words = PAGE as usize * row;
+            (0..n_heads).map(move |head| (tensor.clone(), head * slots * row + page as usize * n_words, n_words))
         });
-        device.copy_words(&copies.collect::<Vec<_>>())
+        heads.collect()
+    }
+
+    fn parts_of_slot(&self, slot: u32) -> Vec<Part> {
+        self.parts_of_states(|(states, _)| (states, slot))
+    }
+
+    fn parts_of_copy(&self, copy: u32) -> Vec<Part> {
+        self.parts_of_states(|(_, copies)| (copies, copy))
+    }
+
+    fn parts_of_states<'a>(&'a self, which: impl Fn(&'a (Tensor, Tensor)) -> (&'a Tensor, u32)) -> Vec<Part> {
+        let part = |both| {
+            let (tensor, place) = which(both);
+            let n_words = tensor.len() / tensor.shape()[0] as usize;
+            (tensor.clone(), place as usize * n_words, n_words)
+        };
+        self.states.iter().map(part).collect()
+    }
+
+    /// Parts of [`Passes::staging`] as long as others, one after the other, and all of their words.
+    fn staged(&self, parts: &[Part]) -> Result<(Tensor, Vec<Part>, usize), Error> {
+        let staging = self.staging.clone().ok_or_else(|| Error::Operand {
+            kernel: "engine",
+            operand: "staging",
+            expected: "an engine that keeps pages in the host's memory".into(),
+            found: "another".into(),
+        })?;
+        let mut first = 0;
+        let part = |&(_, _, n_words): &Part| {
+            first += n_words;
+            (staging.clone(), first - n_words, n_words)
+        };
+        let staged = parts.iter().map(part).collect();
+        Ok((staging, staged, first))
+    }
+
+    async fn read_parts(&self, device: &Device, parts: Vec<Part>) -> Result<Arc<[u32]>, Error> {
+        let (staging, staged, n_words) = self.staged(&parts)?;
+        copy_parts(device, parts.into_iter().zip(staged))?;
+        Ok(device.read_part(&staging, 0..n_words).await?.into())
+    }
+
+    fn write_parts(&self, device: &Device, parts: Vec<Part>, words: &[u32]) -> Result<(), Error> {
+        let (staging, staged, _) = self.staged(&parts)?;
+        device.write(&staging, 0, words)?;
+        copy_parts(device, staged.into_iter().zip(parts))
     }
 
     /// Pages, the one that is nobody's included.
@@ -190,4 +278,13 @@ impl Passes {
         self.of_prompts.clear();
         self.of_rows.clear();
     }
+}
+
+fn copy_parts(device: &Device, parts: impl Iterator<Item = (Part, Part)>) -> Result<(), Error> {
+    let copy = |((from, from_first, n_words), (to, to_first, _)): (Part, Part)| WordCopy {
+        from: (from, from_first),
+        to: (to, to_first),
+        n_words,
+    };
+    device.copy_words(&parts.map(copy).collect::<Vec<_>>())
 }

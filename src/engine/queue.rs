@@ -83,6 +83,14 @@ pub struct EngineStats {
     pub n_free_pages: usize,
     /// Pages that no running sequence has, and that one which begins alike can take.
     pub n_kept_pages: usize,
+    /// Pages that the host's memory has, for when a sequence begins with them again.
+    pub n_host_pages: usize,
+    /// Bytes of these.
+    pub host_page_bytes: u64,
+    /// Pages that went to the host's memory.
+    pub spilled_pages: u64,
+    /// Pages that came back from it.
+    pub restored_pages: u64,
     /// How often all texts went on with the model loaded again: after a lost device, or moved to another one.
     pub n_recoveries: u64,
     /// Steps that took longer than [`EngineOptions::step_limit`].
@@ -112,6 +120,10 @@ impl std::ops::Add for EngineStats {
             n_pages: self.n_pages + other.n_pages,
             n_free_pages: self.n_free_pages + other.n_free_pages,
             n_kept_pages: self.n_kept_pages + other.n_kept_pages,
+            n_host_pages: self.n_host_pages + other.n_host_pages,
+            host_page_bytes: self.host_page_bytes + other.host_page_bytes,
+            spilled_pages: self.spilled_pages + other.spilled_pages,
+            restored_pages: self.restored_pages + other.restored_pages,
             n_recoveries: self.n_recoveries + other.n_recoveries,
             n_slow_steps: self.n_slow_steps + other.n_slow_steps,
             fallback_tokens: self.fallback_tokens + other.fallback_tokens,

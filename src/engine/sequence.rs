@@ -1,7 +1,7 @@
 //! A request that is computed.
 
 use super::options::Request;
-use super::pages::{Common, PageId, Pages};
+use super::pages::{Common, ContentId, PageId, Pages};
 use super::queue::Waiting;
 use super::stream::Teller;
 use crate::error::Error;
@@ -30,6 +30,8 @@ pub(super) struct Sequence {
     angles: u32,
     /// The copy of states that it goes on from, until it has them.
     pub copy: Option<u32>,
+    /// What it has in common with earlier ones and the host's memory has, until that is back.
+    pub on_host: Vec<ContentId>,
     /// Whether all its tokens are on the device, for penalties.
     pub has_tokens: bool,
 }
@@ -46,7 +48,7 @@ impl Sequence {
         let n_prompt = request.ids.len();
         let angles = model.transformer().angles(n_prompt as u32);
         // The last token is computed in any case: what comes after it is chosen there.
-        let Common { pages: held, copy } = pages.hold_common(angles, &request.ids[..n_prompt - 1]);
+        let Common { pages: held, copy, on_host } = pages.hold_common(angles, &request.ids[..n_prompt - 1]);
         let most = n_prompt.saturating_add(request.options.max_tokens).min(model.context_length() as usize);
         let n_promised = most.div_ceil(PAGE as usize) - held.len();
         if !pages.promise(n_promised) {
@@ -54,7 +56,6 @@ impl Sequence {
             return Err(Box::new(Waiting { request, teller, guide }));
         }
         let n_cached = held.len() * PAGE as usize;
-        teller.begin(n_prompt, n_cached);
         Ok(Sequence {
             written: Written::new(model, &request.ids, &request.options, guide),
             ids: std::mem::take(&mut request.ids),
@@ -66,6 +67,7 @@ impl Sequence {
             slot,
             angles,
             copy,
+            on_host,
             has_tokens: false,
             request,
             teller,
@@ -90,19 +92,43 @@ impl Sequence {
         &self.ids[self.n_cached..][..n]
     }
 
+    /// Says that it begins.
+    pub fn tell_begin(&self) {
+        self.teller.begin(self.n_prompt, self.n_cached);
+    }
+
+    /// Pages that it takes for the next `n` tokens.
+    pub fn pages_for(&self, n: usize) -> usize {
+        (self.n_cached + n).div_ceil(PAGE as usize).saturating_sub(self.pages.len())
+    }
+
     /// Takes the pages for the next `n` tokens.
     pub fn make_room(&mut self, n: usize, pages: &mut Pages) -> Result<(), Error> {
-        while self.pages.len() * (PAGE as usize) < self.n_cached + n {
-            let page = pages.take().ok_or_else(|| Error::Operand {
-                kernel: "engine",
-                operand: "pages",
-                expected: "as many as were promised".into(),
-                found: "fewer".into(),
-            })?;
-            self.pages.push(page);
-            self.n_promised = self.n_promised.saturating_sub(1);
+        for _ in 0..self.pages_for(n) {
+            self.take(pages)?;
         }
         Ok(())
+    }
+
+    fn take(&mut self, pages: &mut Pages) -> Result<PageId, Error> {
+        let page = pages.take().ok_or_else(|| Error::Operand {
+            kernel: "engine",
+            operand: "pages",
+            expected: "as many as were promised".into(),
+            found: "fewer".into(),
+        })?;
+        self.pages.push(page);
+        self.n_promised = self.n_promised.saturating_sub(1);
+        Ok(page)
+    }
+
+    /// Takes a page for what comes back from the host's memory, after all that it has.
+    pub fn take_back(&mut self, content: ContentId, pages: &mut Pages) -> Result<PageId, Error> {
+        let page = self.take(pages)?;
+        pages.came_back(content, page);
+        self.n_cached += PAGE as usize;
+        self.n_listed = Some(self.pages.len());
+        Ok(page)
     }
 
     /// What a pass over its next `n_tokens` tokens is told.
@@ -159,6 +185,7 @@ impl Sequence {
         }
         self.n_cached = 0;
         self.copy = None;
+        self.on_host.clear();
         self.n_listed = Some(0);
         self.has_tokens = false;
     }

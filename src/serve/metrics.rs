@@ -44,16 +44,18 @@ fn of_model(model: &str) -> Labels<1> {
 type Read = fn(&EngineStats) -> u64;
 
 /// Numbers of an engine as they are now.
-const NOW: [(&str, &str, Read); 5] = [
+const NOW: [(&str, &str, Read); 7] = [
     ("requests_queued", "Requests that wait for a place in a batch", |stats| stats.n_queued as u64),
     ("requests_running", "Requests that are computed", |stats| stats.n_running as u64),
     ("cache_pages", "Pages of the cache of keys and values", |stats| stats.n_pages as u64),
     ("cache_free_pages", "Pages that hold nothing", |stats| stats.n_free_pages as u64),
     ("cache_kept_pages", "Pages of earlier sequences that a new one can take", |stats| stats.n_kept_pages as u64),
+    ("cache_host_pages", "Pages of earlier sequences in the host's memory", |stats| stats.n_host_pages as u64),
+    ("cache_host_bytes", "Bytes of pages in the host's memory", |stats| stats.host_page_bytes),
 ];
 
 /// Numbers of an engine since its model was loaded.
-const SINCE: [(&str, &str, Read); 13] = [
+const SINCE: [(&str, &str, Read); 15] = [
     ("engine_prompt_tokens", "Tokens of prompts that were computed", |stats| stats.prompt_tokens),
     ("engine_cached_tokens", "Tokens of prompts that an earlier sequence had computed", |stats| stats.cached_tokens),
     ("engine_generated_tokens", "Tokens that were generated, also of answers that are not over", |stats| {
@@ -66,6 +68,8 @@ const SINCE: [(&str, &str, Read); 13] = [
     ("engine_failed", "Texts that ended with an error", |stats| stats.n_failed),
     ("engine_decode_passes", "Passes that computed a token of each running sequence", |stats| stats.n_decode_passes),
     ("engine_prompt_passes", "Passes over a part of a prompt", |stats| stats.n_prompt_passes),
+    ("spilled_pages", "Pages that went to the host's memory", |stats| stats.spilled_pages),
+    ("restored_pages", "Pages that came back from the host's memory", |stats| stats.restored_pages),
     ("recoveries", "Times that texts went on with the model loaded again", |stats| stats.n_recoveries),
     ("slow_steps", "Steps that took longer than their limit", |stats| stats.n_slow_steps),
     ("fallback_tokens", "Tokens that the CPU generated in a GPU's place", |stats| stats.fallback_tokens),
