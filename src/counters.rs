@@ -15,6 +15,13 @@ macro_rules! counters {
             }
         }
 
+        impl std::ops::Add for Counters {
+            type Output = Counters;
+            fn add(self, other: Counters) -> Counters {
+                Counters { $($name: self.$name + other.$name,)* }
+            }
+        }
+
         /// The running totals.
         #[derive(Debug, Default)]
         pub(crate) struct LiveCounters { $(pub $name: Count,)* }

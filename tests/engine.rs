@@ -412,7 +412,10 @@ fn after_a_lost_device_texts_go_on_with_the_same_tokens() {
     }
     device.destroy();
     engine.close();
+    let of_lost = device.counters();
     block_on(driver.run_with(&mut recovery));
+    let counters = engine.devices()[0].counters;
+    assert!(counters.dispatches > of_lost.dispatches, "those of both devices: {counters:?}, {of_lost:?}");
     for (stream, whole) in streams.into_iter().zip(&whole) {
         assert_eq!(collect(stream).unwrap().ids(), *whole);
     }

@@ -185,7 +185,7 @@ impl Driver {
     }
 
     fn tell_device(&self) {
-        self.shared.set_device(self.number, &self.model.device().info().name);
+        self.shared.set_device(self.number, self.model.device());
     }
 
     /// A step, and what becomes of one that takes too long.

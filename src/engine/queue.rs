@@ -7,6 +7,8 @@ use super::driver::Driver;
 use super::options::{EngineOptions, Request};
 use super::stream::{Stream, Teller, stream};
 use super::watched::Watched;
+use crate::counters::Counters;
+use crate::device::Device;
 use crate::error::Error;
 use crate::generate::{Model, TokenGuide, guide};
 use crate::recording::MemoryPlan;
@@ -44,7 +46,9 @@ struct DriverState {
     n_free: usize,
     /// Whether the next request waits for its pages.
     lacks_pages: bool,
-    device: String,
+    device: Option<Device>,
+    /// Of the devices before it.
+    counters_before: Counters,
     stats: EngineStats,
 }
 
@@ -138,6 +142,14 @@ pub struct DeviceStats {
     pub device: String,
     /// Of its texts alone; nothing waits for one device.
     pub stats: EngineStats,
+    /// Of the device, and of those whose place it took.
+    pub counters: Counters,
+}
+
+impl DriverState {
+    fn counters(&self) -> Counters {
+        self.counters_before + self.device.as_ref().map_or_else(Counters::default, Device::counters)
+    }
 }
 
 impl Shared {
@@ -188,10 +200,11 @@ impl Shared {
     }
 
     /// Says what a driver computes on.
-    pub fn set_device(&self, driver: usize, device: &str) {
+    pub fn set_device(&self, driver: usize, device: &Device) {
         self.state.with(|state| {
             if let Some(driver) = state.drivers.get_mut(driver) {
-                driver.device = device.to_owned();
+                driver.counters_before = driver.counters();
+                driver.device = Some(device.clone());
             }
         });
     }
@@ -351,7 +364,11 @@ impl Engine {
 
     /// The same of each device. A device that was replaced by the CPU is the CPU.
     pub fn devices(&self) -> Vec<DeviceStats> {
-        let told = |driver: &DriverState| DeviceStats { device: driver.device.clone(), stats: driver.stats };
+        let told = |driver: &DriverState| DeviceStats {
+            device: driver.device.as_ref().map(|device| device.info().name.clone()).unwrap_or_default(),
+            stats: driver.stats,
+            counters: driver.counters(),
+        };
         self.shared.state.with(|state| state.drivers.iter().map(told).collect())
     }
 }

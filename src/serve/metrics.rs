@@ -9,9 +9,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
-use super::models::{Entry, Loaded, Models};
+use super::models::{Entry, Models};
 use crate::counters::Counters;
-use crate::device::Device;
 use crate::engine::{DeviceStats, EngineStats, Usage};
 use crate::recovery::{BreakerStats, Circuit};
 
@@ -25,15 +24,6 @@ type Times = Family<Labels<1>, Histogram, fn() -> Histogram>;
 
 fn times() -> Times {
     Family::new_with_constructor(|| Histogram::new(SECONDS))
-}
-
-/// Where a model is.
-fn device_of(loaded: &Loaded) -> &Device {
-    match loaded {
-        Loaded::Decoder(decoder) => decoder.model().device(),
-        Loaded::Embedder(embedder) => embedder.device(),
-        Loaded::Reranker(reranker) => reranker.device(),
-    }
 }
 
 fn of_model(model: &str) -> Labels<1> {
@@ -243,7 +233,7 @@ impl Metrics {
 
     fn tell_devices(&self, entry: &Entry) {
         // One that is replaced has another name, and computes nothing any more.
-        for DeviceStats { device, stats } in entry.devices() {
+        for DeviceStats { device, stats, .. } in entry.devices() {
             let labels = [("model", entry.name().to_owned()), ("device", device)];
             self.device_running.get_or_create(&labels).set(stats.n_running.try_into().unwrap_or(i64::MAX));
             for ((_, _, read), counter) in OF_DEVICES.iter().zip(&self.of_devices) {
@@ -265,7 +255,7 @@ impl Metrics {
                 let labels = [("model", entry.name().to_owned()), ("kind", kind.to_owned())];
                 self.memory.get_or_create(&labels).set(bytes.try_into().unwrap_or(i64::MAX));
             }
-            if let Some(counters) = entry.loaded().map(|loaded| device_of(&loaded).counters()) {
+            if let Some(counters) = entry.counters() {
                 for ((_, _, read), counter) in COUNTED.iter().zip(&self.counted) {
                     counter.get_or_create(&labels).inner().store(read(&counters), Ordering::Relaxed);
                 }

@@ -11,6 +11,7 @@ use super::Tell;
 use super::errors::ApiError;
 use crate::answer::Format;
 use crate::chat::ChatTemplate;
+use crate::counters::Counters;
 use crate::embed::{Embedder, Reranker};
 use crate::engine::{DeviceStats, Engine, EngineOptions, EngineStats};
 use crate::error::Error;
@@ -222,6 +223,18 @@ impl Entry {
             Some(Loaded::Decoder(decoder)) => decoder.engine.devices(),
             _ => Vec::new(),
         }
+    }
+
+    /// What its devices did.
+    pub fn counters(&self) -> Option<Counters> {
+        Some(match self.loaded()? {
+            Loaded::Decoder(decoder) => {
+                let devices = decoder.engine.devices();
+                devices.iter().fold(Counters::default(), |sum, device| sum + device.counters)
+            }
+            Loaded::Embedder(embedder) => embedder.device().counters(),
+            Loaded::Reranker(reranker) => reranker.device().counters(),
+        })
     }
 
     /// How often its GPUs were lost, and whether the CPU has the place of one.
