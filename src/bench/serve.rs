@@ -248,8 +248,7 @@ impl Client {
             for _ in 0..n.min(n_requests) {
                 scope.spawn(|| {
                     while let Some(number) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&i| i < n_requests) {
-                        let outcome = self.ask(number);
-                        ended.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(outcome);
+                        add(&ended, self.ask(number));
                     }
                 });
             }
@@ -258,19 +257,20 @@ impl Client {
     }
 
     fn send_at_rate(&self, rate: f64, n_requests: usize) -> Vec<Outcome> {
-        let start = Instant::now();
+        let (start, ended) = (Instant::now(), Mutex::new(Vec::new()));
         let times = arrivals(rate, self.texts.seed).take(n_requests);
         std::thread::scope(|scope| {
-            let mut threads = Vec::new();
             for (number, at) in times.enumerate() {
                 std::thread::sleep(Duration::from_secs_f64(at).saturating_sub(start.elapsed()));
-                threads.push(scope.spawn(move || self.ask(number)));
+                let ended = &ended;
+                // Its handle is not kept: with it, what the system has of a thread would stay until all have ended.
+                let thread = std::thread::Builder::new();
+                if let Err(error) = thread.spawn_scoped(scope, move || add(ended, self.ask(number))) {
+                    add(ended, Outcome::Failed(format!("the client has no thread for it: {error}")));
+                }
             }
-            let outcome = |thread: std::thread::ScopedJoinHandle<'_, Outcome>| {
-                thread.join().unwrap_or_else(|_| Outcome::Failed("the client panicked".into()))
-            };
-            threads.into_iter().map(outcome).collect()
-        })
+        });
+        ended.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// One request, to its end.
@@ -387,6 +387,10 @@ fn read_events(reader: impl BufRead, mut on_part: impl FnMut()) -> io::Result<Op
         }
     }
     Ok(usage)
+}
+
+fn add(ended: &Mutex<Vec<Outcome>>, outcome: Outcome) {
+    ended.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(outcome);
 }
 
 /// When requests of a Poisson process come, in seconds.
