@@ -340,11 +340,13 @@ impl Pages {
     /// Lists a page that a sequence holds, as it holds the listed one `before` it; what the host's memory has of it is not needed
     /// any more. False if it is not listed, because another page is there already; pages after it cannot be listed then.
     pub fn list(&mut self, before: Option<PageId>, angles: u32, ids: &[u32], id: PageId) -> bool {
-        let before = before.and_then(|before| self.pages[before as usize].content);
-        let key: Key = (before, angles, ids.into());
-        if !self.keeps {
+        let before = before.map(|before| self.pages[before as usize].content);
+        // Nothing is found after a page that is not listed.
+        if !self.keeps || before == Some(None) {
             return false;
         }
+        let before = before.flatten();
+        let key: Key = (before, angles, ids.into());
         if let Some(&content) = self.listed.get(&key) {
             let is_on_host = self.on_host_of(content).is_some();
             if is_on_host {
