@@ -324,15 +324,24 @@ fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
 pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let ServeArgs { models, host, port, allow_host, cors, tls_cert, tls_key, page, .. } = args;
     let api_keys = keys(args.api_key, &args.api_key_file)?;
-    let args_of_engine = args.engine;
-    let EngineArgs { parallel, queue, max_loaded, idle_timeout, lazy, .. } = args_of_engine;
+    let EngineArgs {
+        parallel,
+        queue,
+        cache_tokens,
+        no_prefix_cache,
+        host_cache,
+        max_loaded,
+        idle_timeout,
+        lazy,
+        step_limit,
+    } = args.engine;
     let engine = EngineOptions {
         max_sequences: parallel,
         max_queued: queue.unwrap_or(2 * parallel as usize),
-        cache_tokens: args_of_engine.cache_tokens,
-        prefix_cache: !args_of_engine.no_prefix_cache,
-        host_cache_bytes: args_of_engine.host_cache.saturating_mul(1 << 20),
-        step_limit: args_of_engine.step_limit.map(Duration::from_secs),
+        cache_tokens,
+        prefix_cache: !no_prefix_cache,
+        host_cache_bytes: host_cache.saturating_mul(1 << 20),
+        step_limit: step_limit.map(Duration::from_secs),
     };
     engine.check()?;
     let loader = Loader::new(args.model, engine, args.template)?;

@@ -19,7 +19,8 @@ pub struct EngineOptions {
     pub cache_tokens: Option<u32>,
     /// Whether what sequences have in common at their beginnings is computed once.
     pub prefix_cache: bool,
-    /// Bytes of the host's memory for beginnings that the cache has no room for any more, until they come again; 0: none.
+    /// Bytes of the host's memory for beginnings that the cache has no room for any more, until they come again; 0: none. Without
+    /// `prefix_cache` there are none to keep.
     pub host_cache_bytes: u64,
     /// How long a step may take: the first ones compile shaders, which takes seconds on some devices. A GPU that takes longer
     /// is given up, as one that is lost; of the CPU it is only counted. No limit if `None`; never one in a browser.

@@ -80,8 +80,10 @@ pub(super) struct Pages {
     /// Grows with each use, and with each content.
     clock: u64,
     keeps: bool,
-    /// Bytes of the host's memory for pages that go from the device, and those that are taken.
-    host_bytes: [u64; 2],
+    /// Bytes of the host's memory for pages that go from the device.
+    host_limit: u64,
+    /// Those that are taken, by so many pages.
+    host_bytes: u64,
     n_on_host: usize,
     /// Copies of states that no page has, where the model has states.
     free_copies: Option<Vec<u32>>,
@@ -100,8 +102,8 @@ pub(super) struct Common {
 
 impl Pages {
     /// `n` pages, the first of which is nobody's. If it does not keep any, no page is listed. `n_copies`: room for copies of
-    /// states, where the model has states. `host_bytes`: of the host's memory for pages that go from the device.
-    pub fn new(n: u32, keeps: bool, n_copies: Option<u32>, host_bytes: u64) -> Pages {
+    /// states, where the model has states. `host_limit`: bytes of the host's memory for pages that go from the device.
+    pub fn new(n: u32, keeps: bool, n_copies: Option<u32>, host_limit: u64) -> Pages {
         Pages {
             pages: (0..n).map(|_| Page::default()).collect(),
             free: (1..n).rev().collect(),
@@ -111,7 +113,8 @@ impl Pages {
             n_kept: 0,
             clock: 0,
             keeps,
-            host_bytes: [host_bytes, 0],
+            host_limit,
+            host_bytes: 0,
             n_on_host: 0,
             free_copies: n_copies.map(|n| (0..n).rev().collect()),
         }
@@ -133,7 +136,7 @@ impl Pages {
 
     /// Pages that the host's memory has, and their bytes.
     pub fn on_host(&self) -> (usize, u64) {
-        (self.n_on_host, self.host_bytes[1])
+        (self.n_on_host, self.host_bytes)
     }
 
     /// The listed pages that a sequence of these tokens begins with, whole ones alone. It holds them from now on, and asks for
@@ -184,22 +187,15 @@ impl Pages {
 
     /// A page that a sequence holds has got a content back.
     pub fn came_back(&mut self, content: ContentId, id: PageId) {
-        let Some(Content { key, place, .. }) = self.contents.get_mut(&content) else { return };
-        if let Place::Host(page) = std::mem::replace(place, Place::Device(id)) {
-            self.host_bytes[1] -= page.size_bytes();
-            self.n_on_host -= 1;
-            if let Some(before) = key.0.and_then(|before| self.contents.get_mut(&before)) {
-                before.n_following[ON_HOST] -= 1;
-                before.n_following[ON_DEVICE] += 1;
-            }
+        if self.move_to(content, Place::Device(id)) {
+            self.pages[id as usize].content = Some(content);
         }
-        self.pages[id as usize].content = Some(content);
     }
 
     /// The kept page that is to go first for there to be `n` free ones, with the copy of the states after it; none if there are
     /// as many, or nothing goes to the host's memory.
     pub fn next_to_go(&self, n: usize) -> Option<(PageId, Option<u32>)> {
-        let wants = self.host_bytes[0] > 0 && self.free.len() < n;
+        let wants = self.host_limit > 0 && self.free.len() < n;
         let (_, id) = wants.then(|| self.oldest_kept())??;
         Some((id, self.pages[id as usize].copy))
     }
@@ -210,20 +206,53 @@ impl Pages {
         self.free_copy_of(id);
         self.n_kept -= 1;
         self.free.push(id);
-        self.host_bytes[1] += page.size_bytes();
-        self.n_on_host += 1;
-        if let Some(Content { key, place, .. }) = self.contents.get_mut(&content) {
-            *place = Place::Host(page);
-            if let Some(before) = key.0.and_then(|before| self.contents.get_mut(&before)) {
-                before.n_following[ON_DEVICE] -= 1;
-                before.n_following[ON_HOST] += 1;
-            }
-        }
-        while self.host_bytes[1] > self.host_bytes[0] {
+        self.move_to(content, Place::Host(page));
+        while self.host_bytes > self.host_limit {
             let is_last = |content: &Content| matches!(content.place, Place::Host(_)) && content.n_following == [0; 2];
             let last = self.contents.iter().filter(|(_, content)| is_last(content));
             let Some((&oldest, _)) = last.min_by_key(|(_, content)| content.used_at) else { break };
             self.unlist(oldest);
+        }
+    }
+
+    /// False if it is not listed any more.
+    fn move_to(&mut self, content: ContentId, to: Place) -> bool {
+        let Some(before) = self.contents.get(&content).map(|content| content.key.0) else { return false };
+        self.enter(before, &to);
+        if let Some(content) = self.contents.get_mut(&content) {
+            let from = std::mem::replace(&mut content.place, to);
+            self.leave(before, &from);
+        }
+        true
+    }
+
+    /// Counts what comes to a place and follows another content.
+    fn enter(&mut self, before: Option<ContentId>, place: &Place) {
+        let at = match place {
+            Place::Device(_) => ON_DEVICE,
+            Place::Host(page) => {
+                self.host_bytes += page.size_bytes();
+                self.n_on_host += 1;
+                ON_HOST
+            }
+        };
+        if let Some(before) = before.and_then(|before| self.contents.get_mut(&before)) {
+            before.n_following[at] += 1;
+        }
+    }
+
+    /// Counts it there no more.
+    fn leave(&mut self, before: Option<ContentId>, place: &Place) {
+        let at = match place {
+            Place::Device(_) => ON_DEVICE,
+            Place::Host(page) => {
+                self.host_bytes -= page.size_bytes();
+                self.n_on_host -= 1;
+                ON_HOST
+            }
+        };
+        if let Some(before) = before.and_then(|before| self.contents.get_mut(&before)) {
+            before.n_following[at] -= 1;
         }
     }
 
@@ -313,17 +342,7 @@ impl Pages {
         while let Some(content) = all.pop() {
             let Some(Content { key, place, n_following, .. }) = self.contents.remove(&content) else { continue };
             self.listed.remove(&key);
-            let at = match place {
-                Place::Device(_) => ON_DEVICE,
-                Place::Host(page) => {
-                    self.host_bytes[1] -= page.size_bytes();
-                    self.n_on_host -= 1;
-                    ON_HOST
-                }
-            };
-            if let Some(before) = key.0.and_then(|before| self.contents.get_mut(&before)) {
-                before.n_following[at] -= 1;
-            }
+            self.leave(key.0, &place);
             if n_following[ON_HOST] > 0 {
                 all.extend(
                     self.contents.iter().filter(|(_, after)| after.key.0 == Some(content)).map(|(&after, _)| after),
@@ -354,14 +373,13 @@ impl Pages {
             }
             return is_on_host;
         }
-        if let Some(before) = before.and_then(|before| self.contents.get_mut(&before)) {
-            before.n_following[ON_DEVICE] += 1;
-        }
+        let place = Place::Device(id);
+        self.enter(before, &place);
         self.clock += 1;
         let content = self.clock;
         self.pages[id as usize].content = Some(content);
         self.listed.insert(key.clone(), content);
-        let listed = Content { key, place: Place::Device(id), n_following: [0; 2], used_at: self.clock };
+        let listed = Content { key, place, n_following: [0; 2], used_at: self.clock };
         self.contents.insert(content, listed);
         true
     }
@@ -381,7 +399,7 @@ impl Pages {
     pub fn forget(&mut self) {
         self.n_kept = 0;
         self.n_on_host = 0;
-        self.host_bytes[1] = 0;
+        self.host_bytes = 0;
         self.listed.clear();
         for (_, content) in std::mem::take(&mut self.contents) {
             let Place::Device(id) = content.place else { continue };
@@ -418,6 +436,16 @@ mod tests {
         (held, n_computed)
     }
 
+    /// Two sequences of two pages each, which are kept after them; the first one was used longer ago.
+    fn two_kept(pages: &mut Pages) -> [Vec<u32>; 2] {
+        [1, 2].map(|seed| {
+            let ids = tokens(2 * P, seed);
+            let (held, _) = run(pages, &ids);
+            held.into_iter().for_each(|id| pages.release(id));
+            ids
+        })
+    }
+
     #[test]
     fn what_begins_alike_is_held_twice_and_computed_once() {
         let mut pages = Pages::new(11, true, None, 0);
@@ -447,11 +475,7 @@ mod tests {
     #[test]
     fn the_page_that_was_used_longest_ago_goes_first_and_none_before_those_after_it() {
         let mut pages = Pages::new(5, true, None, 0);
-        let (old, new) = (tokens(2 * P, 1), tokens(2 * P, 2));
-        for ids in [&old, &new] {
-            let (held, _) = run(&mut pages, ids);
-            held.into_iter().for_each(|id| pages.release(id));
-        }
+        let [old, new] = two_kept(&mut pages);
         assert_eq!((pages.n_free(), pages.n_kept()), (0, 4));
         // One page more: the second one of the older goes.
         let (held, _) = run(&mut pages, &tokens(P, 3));
@@ -541,11 +565,7 @@ mod tests {
     #[test]
     fn on_the_host_too_what_was_used_longest_ago_goes_first_and_none_before_those_after_it() {
         let mut pages = Pages::new(5, true, None, 12);
-        let (old, new) = (tokens(2 * P, 1), tokens(2 * P, 2));
-        for ids in [&old, &new] {
-            let (held, _) = run(&mut pages, ids);
-            held.into_iter().for_each(|id| pages.release(id));
-        }
+        let [old, new] = two_kept(&mut pages);
         spill(&mut pages, 4);
         assert_eq!((pages.n_free(), pages.on_host()), (4, (3, 12)));
         let n_on_host = |pages: &mut Pages, ids| pages.hold_common(0, ids).on_host.len();

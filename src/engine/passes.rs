@@ -84,7 +84,7 @@ impl Passes {
         };
         if spills {
             let words = |parts: Vec<Part>| parts.iter().map(|(_, _, n_words)| n_words).sum::<usize>();
-            let most = words(passes.parts_of_page(0)).max(words(passes.parts_of_states(|(states, _)| (states, 0))));
+            let most = words(passes.parts_of_page(0)).max(words(passes.parts_of_slot(0)));
             let shape = [u32::try_from(most).unwrap_or(u32::MAX)];
             passes.staging = Some(Tensor::declare("cache.staging", Role::Cache, &shape, DType::U32)?);
         }
