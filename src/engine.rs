@@ -7,6 +7,7 @@
 //! [`Engine`] is a handle that threads share. [`Driver`] owns what is on the device and computes; it runs wherever its future
 //! is polled, natively usually on a thread of its own ([`Engine::spawn`]). Several devices have a driver each and one queue.
 
+mod ahead;
 mod driver;
 mod options;
 mod pages;

@@ -45,6 +45,7 @@ pub use logprobs::Logprobs;
 pub(crate) use model::plan_of;
 pub use model::{LoadOptions, Model, Trace};
 pub use options::{ContextPolicy, GenerateOptions};
+pub(crate) use pace::Pace;
 pub use passes::PASS_SIZES;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use passes::record_pass;

@@ -9,12 +9,24 @@ use crate::kernels::{AdvanceParams, MaskLogitsParams, NON_FINITE, PART, Penalize
 pub(crate) fn advance(mut call: Call<'_>) {
     let params: AdvanceParams = call.params();
     let [ids, state, tokens] = call.operands();
-    let id = ids.get::<u32>()[0];
-    let state = state.get_mut::<u32>();
-    let pos = state[0].wrapping_add(state[1]);
-    (state[0], state[1], state[2]) = (pos, 1, id);
-    if pos < params.capacity {
-        tokens.get_mut::<u32>()[pos as usize] = if id == NON_FINITE { 0 } else { id };
+    let (ids, state, tokens) = (ids.get::<u32>(), state.get_mut::<u32>(), tokens.get_mut::<u32>());
+    let capacity = params.capacity as usize;
+    let mut keep = |slot: u32, pos: u32, id: u32| {
+        if (pos as usize) < capacity {
+            tokens[slot as usize * capacity + pos as usize] = if id == NON_FINITE { 0 } else { id };
+        }
+    };
+    if params.row_words == 0 {
+        let pos = state[0].wrapping_add(state[1]);
+        (state[0], state[1], state[2]) = (pos, 1, ids[0]);
+        return keep(0, pos, ids[0]);
+    }
+    // Of the first row: how many rows count.
+    let n_rows = params.n_rows.min(state[1]) as usize;
+    for (row, &id) in state.chunks_mut(params.row_words as usize).zip(ids).take(n_rows) {
+        let pos = row[0].wrapping_add(1);
+        (row[0], row[2]) = (pos, id);
+        keep(row[4], pos, id);
     }
 }
 

@@ -1,9 +1,11 @@
 //! What computes: admits requests, runs passes, tells streams.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use web_time::Instant;
 
+use super::ahead::Ahead;
 use super::options::EngineOptions;
 use super::pages::Pages;
 use super::passes::{Passes, Sizes};
@@ -38,6 +40,8 @@ pub struct Driver {
     slots: Vec<u32>,
     /// In the order in which they began.
     running: Vec<Sequence>,
+    /// Passes over rows that were submitted and not read.
+    ahead: Ahead,
     /// Tokens so far.
     n_generated: u64,
     #[cfg(not(target_arch = "wasm32"))]
@@ -72,6 +76,7 @@ impl Driver {
             pages,
             slots,
             running: Vec::new(),
+            ahead: Ahead::default(),
             n_generated: 0,
             #[cfg(not(target_arch = "wasm32"))]
             watchdog: options.step_limit.map(Watchdog::begin).transpose()?,
@@ -176,6 +181,7 @@ impl Driver {
     /// Has all sequences computed anew by a model that was loaded again.
     fn go_on_with(&mut self, model: Model) -> Result<(), Error> {
         self.model = model;
+        self.ahead = Ahead::default();
         self.tell_device();
         self.passes = declare(&self.model, &self.options)?;
         self.pages.forget();
@@ -210,6 +216,7 @@ impl Driver {
     fn fail(&mut self, error: Error) {
         let said = error.to_string();
         let mut error = Some(error);
+        self.ahead = Ahead::default();
         for sequence in std::mem::take(&mut self.running) {
             let other = || Error::Gpu { context: "computing several texts".into(), message: said.clone() };
             let teller = self.leave(sequence);
@@ -246,9 +253,19 @@ impl Driver {
 
     async fn compute_all(&mut self) -> Result<(), Error> {
         self.drop_over();
-        self.admit().await?;
-        self.compute_prompt().await?;
-        self.compute_rows().await
+        // Sequences begin where no pass has the rows of others.
+        if self.ahead.is_empty() {
+            self.admit().await?;
+            self.compute_prompt().await?;
+            self.submit_rows().await?;
+        }
+        self.run_ahead().await?;
+        self.read_rows().await?;
+        // What is in flight may be of nobody any more.
+        if self.running.iter().all(|sequence| !self.ahead.rows.contains(&sequence.slot)) {
+            self.ahead.forget();
+        }
+        Ok(())
     }
 
     /// Ends what nobody wants any more, or whose time is over.
@@ -389,8 +406,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Computes a token of each sequence whose others are computed, and chooses what comes after it.
-    async fn compute_rows(&mut self) -> Result<(), Error> {
+    /// Submits a pass over a token of each sequence whose others are computed, which chooses what comes after it.
+    async fn submit_rows(&mut self) -> Result<(), Error> {
         let Driver { model, pages, running, .. } = self;
         running.iter_mut().for_each(|sequence| sequence.choose_angles(model, pages));
         let ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].n_left() == 0).collect();
@@ -407,7 +424,7 @@ impl Driver {
         let device = model.device();
         let mut rows = Vec::with_capacity(ready.len());
         let mut settings: Vec<Sampling> = Vec::with_capacity(ready.len());
-        let mut broken = Vec::new();
+        let mut broken = HashMap::new();
         // Of a row whose text may go on with any token.
         let all = if ending.mask { vec![u32::MAX; mask_words(model.config().vocab_size) as usize] } else { Vec::new() };
         for (row, &i) in ready.iter().enumerate() {
@@ -417,16 +434,15 @@ impl Driver {
             rows.push(sequence.row(if row == 0 { ready.len() as u32 } else { 1 }));
             settings.push(sequence.sampling());
             if sequence.penalizes() {
-                let first = sequence.slot as usize * passes.rows.capacity();
-                match sequence.has_tokens {
-                    true => device.write(
+                // Those that are chosen join them on the device.
+                if !sequence.has_tokens {
+                    device.write(
                         &passes.rows.tokens,
-                        first + sequence.n_cached(),
-                        &sequence.ids()[sequence.n_cached()..],
-                    )?,
-                    false => device.write(&passes.rows.tokens, first, sequence.ids())?,
+                        sequence.slot as usize * passes.rows.capacity(),
+                        sequence.ids(),
+                    )?;
+                    sequence.has_tokens = true;
                 }
-                sequence.has_tokens = true;
                 let biases = sequence.request.options.biases();
                 if !biases.is_empty() {
                     device.write(&passes.rows.biases, row * 2 * Sampling::MOST_BIASES as usize, &biases)?;
@@ -436,7 +452,7 @@ impl Driver {
                 let allowed = match sequence.allowed() {
                     Ok(allowed) => allowed.unwrap_or(&all),
                     Err(error) => {
-                        broken.push((i, error));
+                        broken.insert(sequence.slot, error);
                         &all
                     }
                 };
@@ -449,36 +465,95 @@ impl Driver {
         // Rows that count for nothing write to the page and the state that are nobody's.
         rows.resize(rows.len().next_power_of_two(), StateRow::default());
         passes.rows.state.set_rows(device, &rows)?;
-        let wants_logits = ready.iter().any(|&i| running[i].request.options.logprobs.is_some());
+        self.ahead.begin(ready.iter().map(|&i| self.running[i].slot).collect(), ending, broken);
+        self.submit_pass().await
+    }
+
+    /// Submits the pass over the rows of those that are in flight.
+    async fn submit_pass(&mut self) -> Result<(), Error> {
+        let Driver { model, passes, ahead, .. } = self;
         let chosen = passes.rows.chosen.clone();
-        let pass = passes.of_rows(model, ready.len() as u32, ending).await?;
-        let chosen = device.run_and_read(pass, &chosen)?.await?;
+        let pass = passes.of_rows(model, ahead.rows.len() as u32, ahead.ending).await?;
+        ahead.submitted(model.device().run_and_read(pass, &chosen)?);
+        Ok(())
+    }
+
+    /// Submits passes over the same rows after those that are in flight, which have the tokens from the device: as many as keep
+    /// it busy, while each sequence surely goes on and the host has nothing to say before.
+    async fn run_ahead(&mut self) -> Result<(), Error> {
+        while self.may_run_ahead() {
+            let n = self.ahead.len() + 1;
+            self.make_free(self.running.iter().map(|sequence| sequence.pages_for(n)).sum()).await?;
+            let Driver { model, passes, pages, running, ahead, .. } = self;
+            for sequence in running.iter_mut() {
+                let n_before = sequence.pages().len();
+                sequence.make_room(n, pages)?;
+                let row = ahead.rows.iter().position(|&slot| slot == sequence.slot);
+                for (at, &page) in sequence.pages().iter().enumerate().skip(n_before) {
+                    passes.rows.state.set_page(model.device(), row.unwrap_or(0), at, page)?;
+                }
+            }
+            self.submit_pass().await?;
+            self.update(|stats| stats.n_ahead_passes += 1);
+        }
+        Ok(())
+    }
+
+    fn may_run_ahead(&self) -> bool {
+        let n = self.ahead.len();
+        // Of those that wait the next one is to begin at once.
+        let others_wait =
+            self.running.len() != self.ahead.rows.len() || (!self.slots.is_empty() && self.shared.has_waiting());
+        let copies = n_copies(&self.model, &self.options).is_some();
+        (1..self.ahead.depth()).contains(&n)
+            && self.model.runs_ahead()
+            && !self.ahead.ending.mask
+            && !others_wait
+            && self.running.iter().all(|sequence| sequence.goes_on_after(n, &self.model, copies))
+    }
+
+    /// Waits for the tokens of the oldest pass in flight, and has the texts go on with them.
+    async fn read_rows(&mut self) -> Result<(), Error> {
+        if self.ahead.is_empty() {
+            return Ok(());
+        }
+        let Driver { model, passes, pages, running, ahead, .. } = self;
+        let device = model.device();
+        let wants_logits = running
+            .iter()
+            .any(|sequence| sequence.request.options.logprobs.is_some() && ahead.rows.contains(&sequence.slot));
+        // None is submitted after it while these are wanted.
         let logits: Vec<f32> = if wants_logits { device.read(&passes.rows.logits).await? } else { Vec::new() };
+        let chosen = ahead.next().await?;
 
         let vocab_size = model.config().vocab_size as usize;
         let context_length = model.context_length() as usize;
-        let mut over: Vec<(usize, Result<StopReason, Error>)> = Vec::new();
-        for (row, (&i, &id)) in ready.iter().zip(&chosen).enumerate() {
-            let sequence = &mut running[i];
+        let mut over: Vec<(u32, Result<StopReason, Error>)> = Vec::new();
+        let mut broken = std::mem::take(&mut ahead.broken);
+        let mut n_generated = 0;
+        for (row, (&slot, &id)) in ahead.rows.iter().zip(&chosen).enumerate() {
+            // Its text may have ended meanwhile.
+            let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == slot) else { continue };
             sequence.computed(1, pages);
             keep_states(device, passes, pages, sequence)?;
+            n_generated += 1;
             let logits = logits.get(row * vocab_size..(row + 1) * vocab_size);
-            let accepted = match (broken.iter().position(|(at, _)| *at == i), id) {
-                (Some(at), _) => Err(broken.swap_remove(at).1),
+            let accepted = match (broken.remove(&slot), id) {
+                (Some(error), _) => Err(error),
                 (None, NON_FINITE) => Err(Error::NonFinite { pos: sequence.ids().len() as u32 }),
                 (None, id) => sequence.accept(id, logits, context_length),
             };
             if let Some(ended) = accepted.transpose() {
-                over.push((i, ended));
+                over.push((slot, ended));
             }
         }
-        let n_generated = ready.len() as u64;
         self.n_generated += n_generated;
         self.update(|stats| {
             stats.n_decode_passes += 1;
             stats.generated_tokens += n_generated;
         });
-        for (i, ended) in over.into_iter().rev() {
+        for (slot, ended) in over {
+            let Some(i) = self.running.iter().position(|sequence| sequence.slot == slot) else { continue };
             match ended {
                 Ok(reason) => self.end(i, reason),
                 Err(error) => {

@@ -77,6 +77,8 @@ pub struct EngineStats {
     pub generated_tokens: u64,
     /// Passes that computed one token of each running sequence.
     pub n_decode_passes: u64,
+    /// Of these the ones that were submitted before the tokens of the one before were read: a GPU is busy while the host reads.
+    pub n_ahead_passes: u64,
     /// Passes over a part of a prompt.
     pub n_prompt_passes: u64,
     /// Microseconds in steps; on a GPU with the waiting for it.
@@ -119,6 +121,7 @@ impl std::ops::Add for EngineStats {
             cached_tokens: self.cached_tokens + other.cached_tokens,
             generated_tokens: self.generated_tokens + other.generated_tokens,
             n_decode_passes: self.n_decode_passes + other.n_decode_passes,
+            n_ahead_passes: self.n_ahead_passes + other.n_ahead_passes,
             busy_micros: self.busy_micros + other.busy_micros,
             n_prompt_passes: self.n_prompt_passes + other.n_prompt_passes,
             n_pages: self.n_pages + other.n_pages,

@@ -102,6 +102,22 @@ impl Sequence {
         (self.n_cached + n).div_ceil(PAGE as usize).saturating_sub(self.pages.len())
     }
 
+    /// Its pages, from position 0 on.
+    pub fn pages(&self) -> &[PageId] {
+        &self.pages
+    }
+
+    /// Whether it surely goes on after `n` more tokens, and the host has nothing to do before: no logits to read, no other
+    /// angles, and, where states are copied at the ends of pages, no such end.
+    pub fn goes_on_after(&self, n: usize, model: &Model, copies: bool) -> bool {
+        let len = self.ids.len() + n;
+        self.request.options.logprobs.is_none()
+            && len - self.n_prompt < self.request.options.max_tokens
+            && len <= model.context_length() as usize
+            && model.transformer().angles(len as u32) == self.angles
+            && !(copies && (self.n_cached + n).is_multiple_of(PAGE as usize))
+    }
+
     /// Takes the pages for the next `n` tokens.
     pub fn make_room(&mut self, n: usize, pages: &mut Pages) -> Result<(), Error> {
         for _ in 0..self.pages_for(n) {

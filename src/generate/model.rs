@@ -524,7 +524,7 @@ impl Model {
     }
 
     /// Whether a pass may be submitted before the one before it is done.
-    pub(super) fn runs_ahead(&self) -> bool {
+    pub(crate) fn runs_ahead(&self) -> bool {
         #[cfg(not(target_arch = "wasm32"))]
         if self.inner.streamed.is_some() || self.inner.tables.is_some() || self.inner.front.is_some() {
             return false;

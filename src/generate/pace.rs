@@ -15,7 +15,7 @@ const WEIGHT: f64 = 0.25;
 /// flight, so the rate says how many more it could have had. One that is always busy delivers one for each submission's time.
 /// The shortest round trip counts, because a queue of several makes the others longer than they are by themselves.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     /// From a submission to when its result was there, the shortest so far.
     round_trip: Option<f64>,
     /// From one result to the next, on average.

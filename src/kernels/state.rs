@@ -21,8 +21,13 @@ pub(crate) struct LastRowParams {
 #[repr(C)]
 pub(crate) struct AdvanceParams {
     pub capacity: u32,
-    pub _pad: [u32; 3],
+    pub n_rows: u32,
+    pub row_words: u32,
+    pub _pad: u32,
 }
+
+/// Rows that `shaders/advance.wgsl` takes.
+const MOST_ROWS: u32 = 64;
 
 /// Positions of a page of cached keys, where sequences share a cache.
 pub const PAGE: u32 = 64;
@@ -96,6 +101,15 @@ impl StepState {
         device.write_words(&self.words, 0, &words)
     }
 
+    /// Writes a further page of the sequence that has a row: the `at`-th.
+    ///
+    /// # Errors
+    /// Errors of [`TensorWriter::write_words`].
+    pub fn set_page(&self, device: &dyn TensorWriter, row: usize, at: usize, page: u32) -> Result<(), Error> {
+        let stride = (Self::ROW_HEAD + self.n_pages) as usize;
+        device.write_words(&self.words, row * stride + Self::ROW_HEAD as usize + at, &[page])
+    }
+
     /// Whether each token of a pass is of a sequence of its own.
     pub fn is_batch(&self) -> bool {
         self.is_batch
@@ -158,14 +172,19 @@ pub fn last_row(rec: &mut Recorder, state: &StepState, x: &Tensor, y: &Tensor) -
     rec.dispatch(&shaders::LAST_ROW, None, &[], params, &[&state.words, x, y], [dim.div_ceil(256), 1, 1])
 }
 
-/// Records the end of a pass: `ids[0]` joins `tokens` and the state moves on to it. Shader: `shaders/advance.wgsl`.
+/// Records the end of a pass: `ids[0]` joins `tokens` and the state moves on to it; of a state with a row for each sequence
+/// each row that counts moves on to its own id. Shader: `shaders/advance.wgsl`.
 ///
 /// # Shapes
-/// `ids`: `[1]`; `tokens`: `[S]`.
+/// `ids`: `[1]`; `tokens`: `[S]`. With rows `ids`: `[R]`, R at most 64; `tokens`: `[slots, S]`.
 /// # Errors
-/// [`Error::Shape`] if `ids` is not one id.
+/// [`Error::Shape`] if the shapes are others.
 pub fn advance(rec: &mut Recorder, state: &StepState, ids: &Tensor, tokens: &Tensor) -> Result<(), Error> {
-    ids.expect_shape("advance", "ids", &[1])?;
-    let params = AdvanceParams { capacity: tokens.len() as u32, _pad: [0; 3] };
+    let (n_rows, capacity) = match state.is_batch() {
+        true => (ids.len() as u32, tokens.dims2("advance", "tokens")?[1]),
+        false => (1, tokens.len() as u32),
+    };
+    ids.expect_shape("advance", "ids", &[n_rows.min(MOST_ROWS)])?;
+    let params = AdvanceParams { capacity, n_rows, row_words: state.row_words(), _pad: 0 };
     rec.dispatch(&shaders::ADVANCE, None, &[], params, &[ids, &state.words, tokens], [1, 1, 1])
 }

@@ -207,7 +207,8 @@ pub struct RowsEnding {
 
 impl Transformer {
     /// Records a pass over one token of each of `n_rows` sequences that share a cache: to `io.chosen` the tokens that are
-    /// most likely, or drawn where a row's temperature is not 0.
+    /// most likely, or drawn where a row's temperature is not 0. The state moves on to them, so that the next pass over the same
+    /// rows needs no word from the host.
     ///
     /// # Errors
     /// As [`Transformer::record_pass`].
@@ -233,7 +234,7 @@ impl Transformer {
         if ending.draw {
             sample(rec, &sampling, &io.state, &logits, &io.chosen.first_rows(n_rows)?)?; // [R]
         }
-        Ok(())
+        advance(rec, &io.state, &io.chosen.first_rows(n_rows)?, &io.tokens)
     }
 
     /// Records a pass over `n_tokens` tokens at the state's position, up to the residual stream of all tokens,

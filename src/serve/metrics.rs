@@ -45,7 +45,7 @@ const NOW: [(&str, &str, Read); 7] = [
 ];
 
 /// Numbers of an engine since its model was loaded.
-const SINCE: [(&str, &str, Read); 15] = [
+const SINCE: [(&str, &str, Read); 16] = [
     ("engine_prompt_tokens", "Tokens of prompts that were computed", |stats| stats.prompt_tokens),
     ("engine_cached_tokens", "Tokens of prompts that an earlier sequence had computed", |stats| stats.cached_tokens),
     ("engine_generated_tokens", "Tokens that were generated, also of answers that are not over", |stats| {
@@ -57,6 +57,11 @@ const SINCE: [(&str, &str, Read); 15] = [
     ("engine_cancelled", "Texts that were cancelled, or whose time was over", |stats| stats.n_cancelled),
     ("engine_failed", "Texts that ended with an error", |stats| stats.n_failed),
     ("engine_decode_passes", "Passes that computed a token of each running sequence", |stats| stats.n_decode_passes),
+    (
+        "engine_ahead_passes",
+        "Of these the ones that a GPU had before the tokens of the one before were read",
+        |stats| stats.n_ahead_passes,
+    ),
     ("engine_prompt_passes", "Passes over a part of a prompt", |stats| stats.n_prompt_passes),
     ("spilled_pages", "Pages that went to the host's memory", |stats| stats.spilled_pages),
     ("restored_pages", "Pages that came back from the host's memory", |stats| stats.restored_pages),

@@ -435,7 +435,12 @@ static CHECKS: &[(&Kernel, Record)] = &[
         let (ids, state) = (form.device.upload("ids", &[1], &[5u32])?, state(form.device, 2, 3)?);
         let tokens = form.device.upload("tokens", &[8], &[9u32; 8])?;
         advance(rec, &state, &ids, &tokens)?;
-        Ok(vec![state.tensor().clone(), tokens])
+        let (many, rows) = (form.device.upload("ids", &[4], &[5u32, 6, 7, 8])?, StepState::declare_shared(Some(4), 1)?);
+        let all = form.device.upload("tokens", &[4, 8], &[9u32; 32])?;
+        let row = |i: u32| StateRow { pos: 2 * i, n_tokens: 3, token: 1, slot: 3 - i, ..StateRow::default() };
+        rows.set_rows(form.device, &[0, 1, 2, 3].map(row))?;
+        advance(rec, &rows, &many, &all)?;
+        Ok(vec![state.tensor().clone(), tokens, rows.tensor().clone(), all])
     }),
     (&shaders::LAST_ROW, |rec, form| {
         let y = blank(form.device, &[1, 260])?;

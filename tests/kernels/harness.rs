@@ -65,8 +65,8 @@ pub enum Data {
     Floats(Vec<f32>),
     Words(Vec<u32>),
     Weights(WeightType, Vec<u8>),
-    /// Step state: pos, n_tokens, token, row of angles.
-    State([u32; 4]),
+    /// Step state: pos, n_tokens, token, row of angles. Of sequences that share a cache a row for each, with pages.
+    State(Vec<u32>),
     /// Nothing but the pattern.
     Blank(DType),
 }
@@ -122,7 +122,13 @@ impl Operand {
 
     /// A state whose position 0 has the angles of this row.
     pub fn turned_state(pos: u32, n_tokens: u32, angles: u32) -> Operand {
-        Operand::new("state", &[4], Data::State([pos, n_tokens, 7, angles]), Want::Unchanged)
+        Operand::new("state", &[4], Data::State(vec![pos, n_tokens, 7, angles]), Want::Unchanged)
+    }
+
+    /// The states of sequences that share a cache: eight words and the pages of each.
+    pub fn states(rows: &[Vec<u32>]) -> Operand {
+        let shape = [rows.len() as u32, rows[0].len() as u32];
+        Operand::new("state", &shape, Data::State(rows.concat()), Want::Unchanged)
     }
 
     /// An output of floats that is blank before the run.
@@ -204,7 +210,10 @@ fn place(device: &Device, operand: &Operand) -> Result<Slot, Error> {
         Data::Floats(_) => Slot::Tensor(declare(DType::F32)?),
         Data::Words(_) => Slot::Tensor(declare(DType::U32)?),
         Data::Blank(dtype) => Slot::Tensor(declare(*dtype)?),
-        Data::State(_) => Slot::State(StepState::declare()?),
+        Data::State(_) => Slot::State(match operand.shape[..] {
+            [n_rows, n_words] => StepState::declare_shared(Some(n_rows), n_words - 8)?,
+            _ => StepState::declare()?,
+        }),
         Data::Weights(weight, _) => {
             let [rows, cols] = operand.shape[..] else { panic!("a matrix has two dimensions") };
             Slot::Matrix(Matrix::declare(&device.target(), operand.label, *weight, rows, cols)?)

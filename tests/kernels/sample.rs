@@ -82,6 +82,15 @@ pub fn cases(cases: &mut Vec<Case>) {
             });
         }
     }
+    for [n_rows, n_counting, capacity] in [[1, 1, 64], [4, 3, 128], [8, 8, 64], [64, 63, 64], [64, 64, 192]] {
+        cases.push(Case {
+            kernel: "advance",
+            variant: "U32".into(),
+            sizes: format!("rows={n_rows},count={n_counting},s={capacity}"),
+            inputs: Inputs::Normal,
+            build: Box::new(move |_| advance_rows(n_rows, n_counting, capacity)),
+        });
+    }
     for vocab in [1, 2, 31, 255, 256, 257, 1000, 4097, 12_288] {
         for (name, value) in [("nan", f32::NAN), ("inf", f32::INFINITY), ("-inf", f32::NEG_INFINITY)] {
             for inputs in [Inputs::Normal, Inputs::Masked] {
@@ -210,6 +219,31 @@ fn advance(pos: u32, n_tokens: u32, capacity: u32, id: u32) -> Job {
         Operand::state(pos, n_tokens).becomes(Want::Exact(vec![pos + n_tokens, 1, id, 0])),
         Operand::words("ids", &[1], vec![id]),
         Operand::exact_words("tokens", &[capacity], tokens),
+    ];
+    Job::new(operands, |rec, bound| kernels::advance(rec, bound.state(0), bound.tensor(1), bound.tensor(2)))
+}
+
+/// Of sequences that share a cache: row `r` is that of place `n_rows - r`, and some are at the end of their context.
+fn advance_rows(n_rows: u32, n_counting: u32, capacity: u32) -> Job {
+    let id = |r: u32| if r % 7 == 6 { NON_FINITE } else { 3 * r + 1 };
+    let row = |r: u32| {
+        let pos = if r % 5 == 4 { capacity - 1 } else { (7 * r) % capacity };
+        vec![pos, if r == 0 { n_counting } else { 1 }, 1000 + r, r, n_rows - r, 0, 0, 0, r, 2 * r]
+    };
+    let rows: Vec<Vec<u32>> = (0..n_rows).map(row).collect();
+    let mut tokens = vec![PATTERN; ((n_rows + 1) * capacity) as usize];
+    let mut want = rows.clone();
+    for (r, row) in (0..n_counting).zip(&mut want) {
+        let (pos, slot) = (row[0] + 1, row[4]);
+        (row[0], row[2]) = (pos, id(r));
+        if pos < capacity {
+            tokens[(slot * capacity + pos) as usize] = if id(r) == NON_FINITE { 0 } else { id(r) };
+        }
+    }
+    let operands = vec![
+        Operand::states(&rows).becomes(Want::Exact(want.concat())),
+        Operand::words("ids", &[n_rows], (0..n_rows).map(id).collect()),
+        Operand::exact_words("tokens", &[n_rows + 1, capacity], tokens),
     ];
     Job::new(operands, |rec, bound| kernels::advance(rec, bound.state(0), bound.tensor(1), bound.tensor(2)))
 }
