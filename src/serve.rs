@@ -1,8 +1,8 @@
 //! Models behind HTTP, in the shape of OpenAI's interface and of Ollama's.
 //!
 //! ```text
-//! connection --limits--> guard (host, origin, key) --> endpoint: fields checked, prompt made --> engine
-//!                                                                    client <-- parts <-- answers
+//! connection --limits--> guard (host, origin, key) --> endpoint: fields checked, room in the queue, prompt made --> engine
+//!                                                                                        client <-- parts <-- answers
 //! ```
 //! Every request is checked in this order, so that what a stranger sends costs as little as it can. A client that goes away
 //! drops its answers, and that cancels them in the engine. Nothing of what requests say is logged.

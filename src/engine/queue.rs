@@ -149,6 +149,22 @@ pub struct DeviceStats {
     pub counters: Counters,
 }
 
+impl State {
+    fn has_room(&self, max_queued: usize) -> bool {
+        let n_free: usize = self.drivers.iter().map(|driver| driver.n_free).sum();
+        !self.is_closed && self.waiting.len() < max_queued + n_free
+    }
+
+    /// Counts a refusal if there is no room.
+    fn expect_room(&mut self, max_queued: usize) -> Result<(), Error> {
+        if self.has_room(max_queued) {
+            return Ok(());
+        }
+        self.n_refused += 1;
+        Err(Error::Busy { n_waiting: self.waiting.len() })
+    }
+}
+
 impl DriverState {
     fn counters(&self) -> Counters {
         self.counters_before + self.device.as_ref().map_or_else(Counters::default, Device::counters)
@@ -339,16 +355,25 @@ impl Engine {
         let guide = guide(&self.model, &request.options)?;
         let (teller, stream) = stream();
         self.shared.state.change(|state| {
-            let n_waiting = state.waiting.len();
-            let n_free: usize = state.drivers.iter().map(|driver| driver.n_free).sum();
-            if state.is_closed || n_waiting >= self.shared.max_queued + n_free {
-                state.n_refused += 1;
-                return Err(Error::Busy { n_waiting });
-            }
+            state.expect_room(self.shared.max_queued)?;
             state.n_submitted += 1;
             state.waiting.push_back(Waiting { request, teller, guide });
             Ok(stream)
         })
+    }
+
+    /// Whether [`Engine::submit`] would find room now.
+    pub fn has_room(&self) -> bool {
+        self.shared.state.with(|state| state.has_room(self.shared.max_queued))
+    }
+
+    /// Refuses a request before its prompt is made, if there is no room for it now; that counts as a refusal. Where there is room
+    /// others may still take it before the request is submitted.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] as [`Engine::submit`].
+    pub fn expect_room(&self) -> Result<(), Error> {
+        self.shared.state.with(|state| state.expect_room(self.shared.max_queued))
     }
 
     /// Takes no further requests: those that it has are finished, then the driver ends.

@@ -177,6 +177,9 @@ impl Answers {
         while let Some(next) = self.waiting.front()
             && self.running.iter().all(|answer| answer.latest.is_some())
         {
+            if may_wait && !self.decoder.engine.has_room() {
+                return Ok(());
+            }
             let stream = match self.decoder.engine.submit(next.request.clone()) {
                 Err(Error::Busy { .. }) if may_wait => return Ok(()),
                 stream => stream?,

@@ -70,10 +70,11 @@ impl App {
         self.answer(lease, since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await
     }
 
-    /// Has a model answer prompts that are made in a thread.
+    /// Has a model answer prompts that are made in a thread, unless its queue is full already: where many ask for more than can be
+    /// answered, their prompts would take time from those that are.
     ///
     /// # Errors
-    /// Those of the prompts and of [`Answers::begin`].
+    /// `busy` if the queue is full; those of the prompts and of [`Answers::begin`].
     pub async fn answer(
         &self,
         lease: Lease,
@@ -81,8 +82,10 @@ impl App {
         asks: impl FnOnce(&Decoder) -> Result<Vec<Ask>, ApiError> + Send + 'static,
     ) -> Result<Answers, ApiError> {
         let decoder = lease.decoder()?;
-        let asks = self.prepare(move || asks(&decoder)).await?;
-        Answers::begin(lease, self.metrics.clone(), asks, since, since + self.limits.answer_time)
+        decoder.engine.expect_room()?;
+        let (metrics, deadline) = (self.metrics.clone(), since + self.limits.answer_time);
+        // In the thread as well, since a constraint may take seconds to prepare.
+        self.prepare(move || Answers::begin(lease, metrics, asks(&decoder)?, since, deadline)).await
     }
 
     /// Has an encoder compute, in a thread and in parts, so that little is computed for a client that is gone. What was computed

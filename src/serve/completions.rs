@@ -22,6 +22,7 @@ const FIELDS: &[&str] = &["prompt", "max_tokens", "echo", "logprobs"];
 const USUAL_TOKENS: u64 = 16;
 
 /// A text, or tokens as they are.
+#[derive(Clone)]
 enum Prompt {
     Text(String),
     Ids(Vec<u32>),
@@ -62,18 +63,19 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         return Err(fields.wrong("prompt", &expected));
     }
     let (n_prompts, n_each) = (prompts.len(), each.len());
+    let echoed = echo.then(|| prompts.clone());
     let lease = app.models.get(&model).await?;
     let decoder = lease.decoder()?;
-    let begins = match echo {
-        true => prompts.iter().map(|prompt| prompt.text(decoder.model())).collect::<Result<Vec<_>, _>>()?,
-        false => vec![String::new(); n_prompts],
-    };
     let asks = move |decoder: &super::models::Decoder| {
         let ask = |prompt: Prompt| Ok(Ask { ids: prompt.ids(decoder.model())?, each: each.clone(), reading: None });
         prompts.into_iter().map(ask).collect::<Result<Vec<_>, ApiError>>()
     };
     let answers = app.answer(lease, asked.since, asks).await?;
     // What each answer begins with.
+    let begins = match echoed {
+        Some(prompts) => prompts.iter().map(|prompt| prompt.text(decoder.model())).collect::<Result<Vec<_>, _>>()?,
+        None => vec![String::new(); n_prompts],
+    };
     let begins: Vec<String> = begins.into_iter().flat_map(|begin| vec![begin; n_each]).collect();
     let told = Told { head: Head::new("cmpl", &model), has_logprobs: logprobs.is_some(), begins };
     match streams {

@@ -23,7 +23,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
-use tokio::sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
@@ -82,9 +82,7 @@ impl Connections {
     /// Takes connections until `end`, and then waits for those that are at work.
     pub async fn run(self, listener: StdListener, router: Router, end: impl Future<Output = ()>) -> io::Result<()> {
         let listener = TcpListener::from_std(listener)?;
-        let rooms = Arc::new(Semaphore::new(self.limits.connections));
-        let idle = Arc::new(Idle::default());
-        let graceful = GracefulShutdown::new();
+        let drain = self.limits.drain;
         let sweep = self.sweep.clone();
         let sweeper = tokio::spawn(async move {
             let mut clock = interval(SWEEP);
@@ -94,7 +92,28 @@ impl Connections {
                 sweep();
             }
         });
-        let mut end = std::pin::pin!(end);
+        let (stop, stopped) = oneshot::channel();
+        // In one of the runtime's threads, which goes on with the connection that it took: from the caller's thread each one would
+        // have to wake another.
+        let accepting = tokio::spawn(self.accept(listener, router, stopped));
+        end.await;
+        let _ = stop.send(());
+        let graceful = accepting.await.map_err(io::Error::other)?;
+        sweeper.abort();
+        let _ = timeout(drain, graceful.shutdown()).await;
+        Ok(())
+    }
+
+    /// Takes connections until it is stopped. Gives what waits for them.
+    async fn accept(
+        self,
+        listener: TcpListener,
+        router: Router,
+        mut stopped: oneshot::Receiver<()>,
+    ) -> GracefulShutdown {
+        let rooms = Arc::new(Semaphore::new(self.limits.connections));
+        let idle = Arc::new(Idle::default());
+        let graceful = GracefulShutdown::new();
         loop {
             // Where all are at work, one connection waits here and further ones in the system's own queue.
             let taken = async {
@@ -108,7 +127,7 @@ impl Connections {
             };
             let taken = tokio::select! {
                 taken = taken => taken,
-                () = &mut end => break,
+                _ = &mut stopped => return graceful,
             };
             let Ok((stream, room)) = taken else {
                 sleep(PAUSE).await;
@@ -137,10 +156,6 @@ impl Connections {
                 }
             });
         }
-        drop(listener);
-        sweeper.abort();
-        let _ = timeout(self.limits.drain, graceful.shutdown()).await;
-        Ok(())
     }
 
     /// Serves a connection. What is wrong with it is its client's concern.

@@ -19,6 +19,7 @@ import pathlib
 import random
 import re
 import resource
+import selectors
 import shutil
 import socket
 import statistics
@@ -134,6 +135,18 @@ class Server:
         """Bytes of memory."""
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024
+
+    def processor_time(self):
+        """Seconds that its threads computed, by what they are for; those that are gone are not counted."""
+        kinds, took = {"(tilewright)": "connections", "(tokio": "connections", "(tilewright ": "computing"}, collections.Counter()
+        for thread in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
+            try:
+                fields = (thread / "stat").read_text()
+            except OSError:
+                continue
+            kind = next((kind for name, kind in kinds.items() if name in fields), "other")
+            took[kind] += sum(map(int, fields.rsplit(")", 1)[1].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+        return took
 
     def files(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
@@ -315,60 +328,82 @@ async def streams(options, folder):
 # More than can be answered
 
 
+def flood(server, asked, seconds, rate=None, at_once=None):
+    """Sends so many requests a second, or has so many at once, each over a connection of its own, until the time is over; then
+    waits for the rest. Gives of each answer: number, when it was due, when it began and ended, in seconds from the beginning, and
+    its bytes. Plain sockets: on the server's own processors, a library for it would take more time than the refusals."""
+    selector, begin, n_sent, ended = selectors.DefaultSelector(), time.monotonic(), 0, []
+    while True:
+        now = time.monotonic() - begin
+        n_due = n_sent + at_once - len(selector.get_map()) if rate is None else int(now * rate) + 1
+        while now < seconds and n_sent < n_due:
+            sender = socket.socket()
+            sender.connect(("127.0.0.1", server.port))
+            sender.sendall(asked[n_sent % len(asked)])
+            due = now if rate is None else n_sent / rate
+            selector.register(sender, selectors.EVENT_READ, [n_sent, due, None, b""])
+            n_sent += 1
+        if now >= seconds and not selector.get_map():
+            return ended
+        until_next = 0.01 if rate is None or now >= seconds else n_sent / rate - (time.monotonic() - begin)
+        for key, _ in selector.select(max(until_next, 0)):
+            answer, told = key.fileobj.recv(1 << 16), key.data
+            told[2] = told[2] or time.monotonic() - begin
+            told[3] += answer
+            if not answer:
+                selector.unregister(key.fileobj)
+                key.fileobj.close()
+                number, due, began, answered = told
+                ended.append((number, due, began, time.monotonic() - begin, answered))
+
+
+def answer_of(data):
+    """Status, headers and JSON of a whole answer."""
+    head, body = data.split(b"\r\n\r\n", 1)
+    first, *headers = head.decode().lower().split("\r\n")
+    return int(first.split()[1]), dict(header.split(": ", 1) for header in headers), json.loads(body)
+
+
 async def overload(options, folder):
     seconds = options.seconds
     places, queue = 8, 16
     async with Server(options, [f"story={ROOT}/assets/stories.gguf"], "--parallel", str(places), "--queue", str(queue)) as server:
         asked = [(path, body | {"max_tokens": 200, "n": 1} | NO_END) for path, body in requests(["story"], 16, seed=2)]
         alone = [await server.ask(one) for one in asked]
+        sent = [request_bytes(path, body, "connection: close") for path, body in asked]
 
-        async def rate(seconds):
-            """Requests a second where there are never more than there is room for."""
-            done, until = 0, time.monotonic() + seconds
+        async def measured(seconds, **when):
+            """Answers, and what share of the processors' time the client and the server's threads took."""
+            server_before, client_before, since = server.processor_time(), time.process_time(), time.monotonic()
+            ended = await asyncio.to_thread(flood, server, sent, seconds, **when)
+            took = {"client": time.process_time() - client_before} | (server.processor_time() - server_before)
+            all_of_it = (time.monotonic() - since) * os.cpu_count()
+            return ended, ", ".join(f"{name} {100 * part / all_of_it:.0f} %" for name, part in took.items())
 
-            async def worker(at):
-                nonlocal done
-                while True:
-                    at = (at + 1) % len(asked)
-                    await server.ask(asked[at])
-                    if time.monotonic() > until:
-                        return
-                    done += 1
+        # As many as there is room for.
+        await measured(3, at_once=places + queue)
+        most = max(15, seconds / 4)
+        ended, peak_shares = await measured(most, at_once=places + queue)
+        peak = sum(1 for *_, end, _ in ended if end < most) / most
+        assert all(answer_of(data)[0] == 200 for *_, data in ended)
 
-            await asyncio.gather(*(worker(at) for at in range(places + queue)))
-            return done / seconds
-
-        await rate(3)
-        peak = await rate(max(15, seconds / 4))
+        ended, shares = await measured(seconds, rate=10 * peak)
         refused, accepted, answered = [], [], []
-
-        async def one(at):
-            since = time.monotonic()
-            path, body = asked[at % len(asked)]
-            async with server.session.post(path, json=body) as answer:
-                took = time.monotonic() - since
-                if answer.status == 429:
-                    assert answer.headers["retry-after"], answer.headers
-                    error = (await answer.json())["error"]
-                    assert error["code"] == "busy", error
-                    refused.append(took)
-                    return
-                assert answer.status == 200, (answer.status, await answer.text())
-                assert whole(await answer.json()) == alone[at % len(asked)]
-                answered.append(took)
-                accepted.append(time.monotonic())
-
-        begin, tasks = time.monotonic(), []
-        while (now := time.monotonic() - begin) < seconds:
-            while len(tasks) < now * 10 * peak:
-                tasks.append(asyncio.create_task(one(len(tasks))))
-            await asyncio.sleep(0.01)
-        await asyncio.gather(*tasks)
+        for number, due, began, end, data in ended:
+            status, headers, told = answer_of(data)
+            if status == 429:
+                assert headers["retry-after"] and told["error"]["code"] == "busy", (headers, told)
+                refused.append(began - due)
+                continue
+            assert status == 200, (status, told)
+            assert whole(told) == alone[number % len(asked)]
+            answered.append(end - due)
+            accepted.append(end)
         # From when the queue is full to when nothing is added any more.
         warm = (places + queue) / peak
-        goodput = sum(1 for at in accepted if warm < at - begin < seconds) / (seconds - warm)
-        tell("overload", f"peak {peak:.2f} requests/s of 200 tokens, {places} at a time and {queue} that wait")
-        tell("overload", f"{len(tasks) / seconds:.1f} requests/s for {seconds:.0f} s: {len(refused)} refused, {len(accepted)} answered, all equal to what they are alone")
+        goodput = sum(1 for end in accepted if warm < end < seconds) / (seconds - warm)
+        tell("overload", f"peak {peak:.2f} requests/s of 200 tokens, {places} at a time and {queue} that wait ({peak_shares})")
+        tell("overload", f"{len(ended) / seconds:.1f} requests/s for {seconds:.0f} s: {len(refused)} refused, {len(accepted)} answered, all equal to what they are alone ({shares})")
         tell("overload", f"refused within {percentile(refused, 0.5) * 1000:.1f} ms (p50), {percentile(refused, 0.99) * 1000:.1f} ms (p99), {max(refused) * 1000:.1f} ms (all)")
         tell("overload", f"answered {goodput:.2f} requests/s, {100 * goodput / peak:.0f} % of peak, within {percentile(answered, 0.99):.1f} s (p99)")
         await server.is_idle()

@@ -1,12 +1,17 @@
 //! Limits hold whatever a client sends, and others notice nothing of it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use pollster::block_on;
 use serde_json::json;
-use tilewright::serve::Limits;
+use tilewright::engine::{Engine, EngineOptions, Request};
+use tilewright::generate::GenerateOptions;
+use tilewright::serve::{Decoder, Limits, Loaded, ModelSpec, ServerOptions};
+use tilewright::{Device, Model};
 
 use super::client::{Connection, done, get, post, request, send};
-use super::server::{Running, own, shared};
+use super::server::{Running, own, shared, start};
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
@@ -243,6 +248,65 @@ fn a_full_queue_is_told_at_once() {
     while post(server.address, "/v1/completions", &short).status != 200 {
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Where many ask for more than can be answered, no prompts are made for those who are refused. A prompt that no context holds tells
+/// whether one was made: the answer is that, and not that the queue is full.
+#[test]
+fn a_full_queue_refuses_before_prompts_are_made() {
+    let options = EngineOptions { max_sequences: 1, max_queued: 0, ..EngineOptions::default() };
+    // Nothing is computed unless the test does it.
+    let (engine, mut driver) = Engine::new(&Model::builtin(&Device::cpu()).unwrap(), &options).unwrap();
+    let decoder = Arc::new(Decoder::of(engine.clone(), Some("chatml")).unwrap());
+    let story = ModelSpec::new("story", 1 << 20, move || Ok(Loaded::Decoder(decoder.clone())));
+    let server = start(vec![story], ServerOptions::default());
+    let waiting = engine.submit(Request::new(vec![1], GenerateOptions::default())).unwrap();
+
+    let long = "Once ".repeat(4096);
+    let messages = json!([{"role": "user", "content": long}]);
+    let asked = [
+        ("/v1/completions", json!({"model": "story", "prompt": long})),
+        ("/v1/completions", json!({"model": "story", "prompt": [long, long], "n": 3, "echo": true, "stream": true})),
+        ("/v1/completions", json!({"model": "story", "prompt": vec![5; 4096], "echo": true})),
+        ("/v1/chat/completions", json!({"model": "story", "messages": messages, "n": 3})),
+        ("/v1/chat/completions", json!({"model": "story", "messages": messages, "stream": true})),
+        ("/v1/responses", json!({"model": "story", "input": long})),
+        ("/api/generate", json!({"model": "story", "prompt": long})),
+        ("/api/generate", json!({"model": "story", "prompt": long, "raw": true, "stream": false})),
+        ("/api/chat", json!({"model": "story", "messages": messages})),
+    ];
+    for (at, (path, body)) in asked.iter().enumerate() {
+        let refused = post(server.address, path, body);
+        assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")), "{path}: {}", refused.text());
+        let told = refused.json();
+        match path.starts_with("/api/") {
+            true => assert!(told["error"].as_str().is_some_and(|error| error.contains("wait")), "{told}"),
+            false => assert_eq!(
+                (&told["error"]["code"], &told["error"]["type"]),
+                (&json!("busy"), &json!("rate_limit_error"))
+            ),
+        }
+        let stats = engine.stats();
+        assert_eq!((stats.n_refused, stats.n_submitted), (at as u64 + 1, 1), "{path}: each is refused once");
+    }
+    // Where there is room, the prompt is what is wrong.
+    drop(waiting);
+    while block_on(driver.step()).unwrap() {}
+    for (path, body) in &asked {
+        let refused = post(server.address, path, body);
+        assert_eq!(refused.status, 400, "{path}: {}", refused.text());
+    }
+    assert_eq!(engine.stats().n_refused, asked.len() as u64);
+}
+
+#[test]
+fn further_answers_of_a_request_wait_and_are_not_refused() {
+    let server = own(|engine, _| (engine.max_sequences, engine.max_queued) = (1, 0));
+    let body = json!({"model": "story", "prompt": "A", "n": 3, "max_tokens": 20, "logit_bias": {"2": -100}});
+    let answer = done(server.address, "/v1/completions", body).json();
+    assert_eq!(answer["usage"]["completion_tokens"], json!(60));
+    let measures = get(server.address, "/metrics").text();
+    assert!(measures.contains("tilewright_engine_refused_total{model=\"story\"} 0\n"), "{measures}");
 }
 
 #[test]
