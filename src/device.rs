@@ -81,7 +81,7 @@ pub struct DeviceInfo {
     pub backend: String,
     /// Driver's name and version; empty for the CPU.
     pub driver: String,
-    /// Shader tier; `none` for the CPU.
+    /// Shader tier that it was opened in; `none` for the CPU. Models may be recorded in another, see [`Device::model_target`].
     pub tier: String,
     /// Why this device was chosen.
     pub reason: String,
@@ -443,11 +443,7 @@ impl Device {
             _ => return self.clone(),
         };
         let target = self.0.target.clone().in_tier(tier);
-        let mut inner = Inner { rounding, target, ..(*self.0).clone() };
-        if self.is_gpu() {
-            inner.info.tier = tier.name().into();
-        }
-        Device(Arc::new(inner))
+        Device(Arc::new(Inner { rounding, target, ..(*self.0).clone() }))
     }
 
     /// What a model's passes are recorded for: one that is to be `exact` or need not be.

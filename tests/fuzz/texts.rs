@@ -343,6 +343,58 @@ fn grammar_compile() {
     });
 }
 
+/// The product of all whole `multipleOf` of a schema, if it is small.
+fn multiples(schema: &Json) -> Option<u64> {
+    let parts: Vec<&Json> = match schema {
+        Json::Object(fields) => fields.values().collect(),
+        Json::Array(items) => items.iter().collect(),
+        _ => Vec::new(),
+    };
+    let own = schema.get("multipleOf").and_then(Json::as_u64).unwrap_or(1);
+    let product = parts.into_iter().try_fold(own, |product, part| product.checked_mul(multiples(part)?))?;
+    (1..1 << 20).contains(&product).then_some(product)
+}
+
+/// The same text for a validator that knows numbers as floats: an integer with more digits than they hold becomes one that they
+/// hold, of the same sign, as far from the bounds of these schemas, and with the same remainder by all their multiples.
+fn in_floats(text: &str, schema: &Json) -> String {
+    let Some(multiples) = multiples(schema) else { return text.to_owned() };
+    let (mut out, mut in_string, mut rest) = (String::new(), false, text);
+    while let Some(first) = rest.chars().next() {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let is_whole = !rest[digits..].starts_with(['.', 'e', 'E']);
+        let n = match digits {
+            0 if in_string && first == '\\' => 1 + rest[1..].chars().next().map_or(0, char::len_utf8),
+            0 => first.len_utf8(),
+            n => n,
+        };
+        match digits > 15 && is_whole && !in_string && !out.ends_with(['.', 'e', 'E', '+']) {
+            true => {
+                let remainder = rest[..n].bytes().fold(0, |r, digit| (10 * r + u64::from(digit - b'0')) % multiples);
+                out += &((1 << 50) / multiples * multiples + remainder).to_string();
+            }
+            false => out += &rest[..n],
+        }
+        in_string ^= first == '"';
+        rest = &rest[n..];
+    }
+    out
+}
+
+#[test]
+fn integers_beyond_floats_keep_their_remainders() {
+    let schema = json!({ "items": { "multipleOf": 3 }, "not": { "multipleOf": 4 } });
+    let text =
+        r#"[1790117713375989216135160271407639038166173, "99999999999999999999\"9", -10000000000000000001, 2.5, 1e99]"#;
+    let held = in_floats(text, &schema);
+    assert!(held.contains(r#""99999999999999999999\"9""#) && held.ends_with("2.5, 1e99]"), "{held}");
+    let numbers: Vec<Json> = serde_json::from_str(&held).unwrap();
+    // By the last two digits and by their sum.
+    assert_eq!(numbers[0].as_u64().unwrap() % 12, 9, "{held}");
+    assert_eq!(-numbers[2].as_i64().unwrap() % 12, 5, "{held}");
+    assert_eq!(in_floats("[7]", &schema), "[7]");
+}
+
 #[test]
 fn grammar_step() {
     let (tokenizer, grammars) = grammars();
@@ -392,7 +444,7 @@ fn grammar_step() {
                 Next::Complete => {
                     let text = tokenizer.decode(&ids, true).unwrap();
                     if let Constraint::JsonSchema(schema) = &constraint {
-                        let parsed: Result<Json, _> = serde_json::from_str(&text);
+                        let parsed: Result<Json, _> = serde_json::from_str(&in_floats(&text, schema));
                         let Ok(value) = parsed else {
                             // It has a number that the parser has no room for.
                             assert!(serde_json::from_str::<IgnoredAny>(&text).is_ok(), "{schema}: {text:?}");
