@@ -27,6 +27,11 @@ mod responses;
 mod routes;
 mod sampling;
 mod sse;
+#[cfg(feature = "telemetry")]
+mod telemetry;
+#[cfg(not(feature = "telemetry"))]
+#[path = "serve/no_telemetry.rs"]
+mod telemetry;
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -45,6 +50,7 @@ use guard::Guard;
 use metrics::Metrics;
 use models::Models;
 use page::Page;
+use telemetry::Telemetry;
 
 /// Takes a line that is to be told.
 pub type Tell = Arc<dyn Fn(&str) + Send + Sync>;
@@ -70,6 +76,10 @@ pub struct ServerOptions {
     pub tell: Option<Tell>,
     /// Is told of each request: when, what endpoint, its status and its time.
     pub log: Option<Tell>,
+    /// The address of an OpenTelemetry collector, such as `http://localhost:4318`, to which a trace of each request is sent by OTLP
+    /// over HTTP. Environment variables that OpenTelemetry defines say the rest, such as `OTEL_SERVICE_NAME`.
+    #[cfg(feature = "telemetry")]
+    pub otlp_endpoint: Option<String>,
 }
 
 /// A server that has its address, and takes no connections so far.
@@ -78,6 +88,7 @@ pub struct Server {
     address: SocketAddr,
     router: Router,
     connections: Connections,
+    telemetry: Telemetry,
 }
 
 impl Server {
@@ -87,7 +98,9 @@ impl Server {
     /// [`Error::Option`] for options that do not go together; [`Error::Io`] if the address or a file cannot be had; those of
     /// loading.
     pub fn bind(address: SocketAddr, models: Vec<ModelSpec>, options: ServerOptions) -> Result<Server, Error> {
-        let ServerOptions { limits, keep, api_keys, hosts, origins, page, tls, tell, log } = options;
+        #[cfg(feature = "telemetry")]
+        let (otlp_endpoint, has_tls) = (options.otlp_endpoint.clone(), options.tls.is_some());
+        let ServerOptions { limits, keep, api_keys, hosts, origins, page, tls, tell, log, .. } = options;
         if limits.bodies_bytes < limits.body_bytes {
             let (expected, found) =
                 (format!("{} or more, the bytes of one body", limits.body_bytes), limits.bodies_bytes);
@@ -100,13 +113,28 @@ impl Server {
         let address = listener.local_addr().map_err(failed)?;
         let tls = tls.map(|(certificates, key)| Tls::open(&certificates, &key)).transpose()?;
         let tell = tell.unwrap_or_else(|| Arc::new(|_: &str| ()));
+        #[cfg(feature = "telemetry")]
+        let telemetry =
+            otlp_endpoint.map(|endpoint| Telemetry::open(&endpoint, has_tls, &tell)).transpose()?.unwrap_or_default();
+        #[cfg(not(feature = "telemetry"))]
+        let telemetry = Telemetry;
         let models = Models::new(models, keep, limits.batches, tell)?;
         models.preload()?;
         let preparing = Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from)));
         let page = page.as_deref().map(Page::open).transpose()?;
         let bodies = Arc::new(Semaphore::new(limits.bodies_bytes.min(Semaphore::MAX_PERMITS)));
-        let metrics = Arc::new(Metrics::new());
-        let app = Arc::new(App { models, limits, guard, metrics, page, log, preparing, bodies });
+        let metrics = Arc::new(Metrics::new(&telemetry));
+        let app = Arc::new(App {
+            models,
+            limits,
+            guard,
+            metrics,
+            page,
+            log,
+            telemetry: telemetry.clone(),
+            preparing,
+            bodies,
+        });
         let router = routes::router(app.clone());
         let connections = Connections {
             limits: app.limits.clone(),
@@ -114,7 +142,7 @@ impl Server {
             tls,
             sweep: Arc::new(move || app.models.sweep()),
         };
-        Ok(Server { listener, address, router, connections })
+        Ok(Server { listener, address, router, connections, telemetry })
     }
 
     /// The address, with the port that was found where none was asked for.
@@ -127,9 +155,11 @@ impl Server {
     /// # Errors
     /// [`Error::Io`] if the address is lost.
     pub async fn run(self, end: impl Future<Output = ()>) -> Result<(), Error> {
-        let Server { listener, address, router, connections } = self;
+        let Server { listener, address, router, connections, telemetry } = self;
         let lost = |source| Error::Io { path: address.to_string().into(), source };
-        connections.run(listener, router, end).await.map_err(lost)
+        let served = connections.run(listener, router, end).await.map_err(lost);
+        telemetry.end().await;
+        served
     }
 }
 

@@ -23,3 +23,6 @@ mod program;
 mod server;
 #[path = "serve/streams.rs"]
 mod streams;
+#[cfg(feature = "telemetry")]
+#[path = "serve/telemetry.rs"]
+mod telemetry;

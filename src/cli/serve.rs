@@ -87,6 +87,11 @@ pub struct ServeArgs {
     /// Write a line of JSON to stderr for each request: time, method, endpoint, status, milliseconds.
     #[arg(long)]
     log_requests: bool,
+    /// Send a trace of each request to this OpenTelemetry collector, by OTLP over HTTP, such as http://localhost:4318. It has times
+    /// and numbers of tokens, and no text. OTEL_SERVICE_NAME names the service, OTEL_TRACES_SAMPLER says which requests.
+    #[cfg(feature = "telemetry")]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    otlp_endpoint: Option<String>,
     #[command(flatten)]
     model: ModelArgs,
 }
@@ -373,6 +378,9 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         tls: tls_cert.zip(tls_key),
         tell: Some(Arc::new(|line: &str| eprintln!("error: {line}"))),
         log: args.log_requests.then(|| Arc::new(|line: &str| eprintln!("{line}")) as _),
+        // The standard has an empty variable mean none.
+        #[cfg(feature = "telemetry")]
+        otlp_endpoint: args.otlp_endpoint.filter(|endpoint| !endpoint.is_empty()),
     };
     let scheme = if options.tls.is_some() { "https" } else { "http" };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
 
+use super::app::Since;
 use super::errors::ApiError;
 use super::metrics::Metrics;
 use super::models::{Decoder, Lease};
+use super::telemetry::{Operation, Stages};
 use crate::answer::{AnswerReader, Event, Format, ToolCall};
 use crate::engine::{Request, Stream, Usage};
 use crate::error::Error;
@@ -125,6 +127,7 @@ struct Running {
     held: VecDeque<Token>,
     has_calls: bool,
     latest: Option<Instant>,
+    stages: Stages,
 }
 
 /// The answers of a request. Dropping them cancels those in progress.
@@ -139,6 +142,8 @@ pub struct Answers {
     /// Of each prompt, how many answers it has, and its numbers.
     n_each: usize,
     usages: Vec<Usage>,
+    /// The trace of all of them.
+    operation: Operation,
 }
 
 impl Answers {
@@ -150,7 +155,7 @@ impl Answers {
         lease: Lease,
         metrics: Arc<Metrics>,
         asks: Vec<Ask>,
-        since: Instant,
+        since: &Since,
         deadline: Instant,
     ) -> Result<Answers, ApiError> {
         let decoder = lease.decoder()?;
@@ -164,11 +169,29 @@ impl Answers {
                 waiting.push_back(Waiting { index: waiting.len(), request, reading: reading.clone() });
             }
         }
-        let usages = vec![Usage::default(); waiting.len()];
-        let (running, said) = (Vec::new(), VecDeque::new());
-        let mut answers = Answers { lease, decoder, metrics, since, waiting, running, said, n_each, usages };
-        answers.submit(false)?;
-        Ok(answers)
+        let n = waiting.len();
+        let operation = since.trace.operation(lease.entry.name(), n);
+        let mut answers = Answers {
+            lease,
+            decoder,
+            metrics,
+            since: since.at,
+            waiting,
+            running: Vec::new(),
+            said: VecDeque::new(),
+            n_each,
+            usages: vec![Usage::default(); n],
+            operation,
+        };
+        match answers.submit(false) {
+            Ok(()) => Ok(answers),
+            Err(error) => Err(answers.failed(error)),
+        }
+    }
+
+    fn failed(&mut self, error: ApiError) -> ApiError {
+        self.operation.failed(error.code);
+        error
     }
 
     /// Gives the engine the answers that wait, one after the other: the next one when those before have begun. So a request has
@@ -189,7 +212,8 @@ impl Answers {
             let reader = reading.map(|Reading { format, tools, prompt_end }| {
                 AnswerReader::for_tokenizer(format, tokenizer).with_tools(&tools).after_prompt(&prompt_end)
             });
-            self.running.push(Running { index, stream, reader, held: VecDeque::new(), has_calls: false, latest: None });
+            let (held, stages) = (VecDeque::new(), self.operation.queued(index));
+            self.running.push(Running { index, stream, reader, held, has_calls: false, latest: None, stages });
         }
         Ok(())
     }
@@ -218,10 +242,11 @@ impl Answers {
                 return Some(Ok(said));
             }
             if let Err(error) = self.submit(true) {
-                return Some(Err(error));
+                return Some(Err(self.failed(error)));
             }
             if self.running.is_empty() {
                 if self.waiting.is_empty() {
+                    self.operation.done();
                     return None;
                 }
                 tokio::time::sleep(PAUSE).await;
@@ -233,6 +258,8 @@ impl Answers {
                     if let Poll::Ready(piece) = pin!(answer.stream.next()).poll(context) {
                         return Poll::Ready((at, piece));
                     }
+                    // The engine wakes who waits for a piece when it begins, too.
+                    answer.stages.look(|| answer.stream.usage());
                 }
                 Poll::Pending
             })
@@ -244,19 +271,25 @@ impl Answers {
             };
             if let Err(error) = taken {
                 self.lease.note(&error);
-                return Some(Err(error.into()));
+                return Some(Err(self.failed(error.into())));
             }
         }
     }
 
     fn piece(&mut self, at: usize, piece: Piece) -> Result<(), Error> {
         let Some(answer) = self.running.get_mut(at) else { return Ok(()) };
-        let (now, model) = (Instant::now(), self.lease.entry.name());
+        let (now, model, usage) = (Instant::now(), self.lease.entry.name(), answer.stream.usage());
         match answer.latest.replace(now) {
             Some(latest) => self.metrics.further_token(model, now - latest),
-            None => self.metrics.first_token(model, now - self.since),
+            None => {
+                self.metrics.first_token(model, now - self.since);
+                answer.stages.first_token(usage);
+                if self.usages.iter().all(|usage| usage.completion_tokens == 0) {
+                    self.operation.first_token(now - self.since);
+                }
+            }
         }
-        self.usages[answer.index] = answer.stream.usage();
+        self.usages[answer.index] = usage;
         let mut delta = Delta::default();
         if let Some(told) = &piece.logprobs {
             let tokenizer = self.decoder.model().tokenizer()?;
@@ -301,7 +334,10 @@ impl Answers {
         if !delta.is_empty() {
             self.said.push_back(Said::Delta(answer.index, delta));
         }
-        self.said.push_back(Said::End(answer.index, End { reason, has_calls, usage }));
+        let end = End { reason, has_calls, usage };
+        answer.stages.end(usage, Some(end.finish()));
+        self.operation.finished(answer.index, end.finish());
+        self.said.push_back(Said::End(answer.index, end));
         Ok(())
     }
 
@@ -330,9 +366,13 @@ impl Answers {
 impl Drop for Answers {
     /// What was given up was computed all the same.
     fn drop(&mut self) {
-        for answer in &self.running {
-            self.metrics.used(self.lease.entry.name(), answer.stream.usage());
+        for answer in &mut self.running {
+            let usage = answer.stream.usage();
+            self.metrics.used(self.lease.entry.name(), usage);
+            self.usages[answer.index] = usage;
+            answer.stages.end(usage, None);
         }
+        self.operation.used(|| self.usage());
     }
 }
 

@@ -16,6 +16,7 @@ use super::Tell;
 use super::answers::{Answers, Ask};
 use super::connections::AtWork;
 use super::conversation::Conversation;
+use super::embeddings::Vectors;
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::guard::Guard;
@@ -23,6 +24,8 @@ use super::limits::Limits;
 use super::metrics::Metrics;
 use super::models::{Decoder, Lease, Loaded, Models};
 use super::page::Page;
+use super::telemetry::{Telemetry, Trace};
+use crate::engine::Usage;
 use crate::error::Error;
 
 /// Bodies below this are parsed where they are read: it takes less than to hand them to a thread. So much of each body is there
@@ -38,6 +41,8 @@ pub struct App {
     pub page: Option<Page>,
     /// Told of each request: its method, endpoint, status and time. Nothing of what it says.
     pub log: Option<Tell>,
+    /// Sends traces of requests.
+    pub telemetry: Telemetry,
     /// Threads that parse large bodies and make prompts.
     pub preparing: Arc<Semaphore>,
     /// Bytes of bodies that may yet be held.
@@ -65,7 +70,7 @@ impl App {
     ///
     /// # Errors
     /// Those of [`Models::get`], [`Conversation::prepare`] and [`Answers::begin`].
-    pub async fn converse(&self, model: &str, conversation: Conversation, since: Instant) -> Result<Answers, ApiError> {
+    pub async fn converse(&self, model: &str, conversation: Conversation, since: &Since) -> Result<Answers, ApiError> {
         let lease = self.models.get(model).await?;
         self.answer(lease, since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await
     }
@@ -78,14 +83,18 @@ impl App {
     pub async fn answer(
         &self,
         lease: Lease,
-        since: Instant,
+        since: &Since,
         asks: impl FnOnce(&Decoder) -> Result<Vec<Ask>, ApiError> + Send + 'static,
     ) -> Result<Answers, ApiError> {
         let decoder = lease.decoder()?;
-        decoder.engine.expect_room()?;
-        let (metrics, deadline) = (self.metrics.clone(), since + self.limits.answer_time);
+        if let Err(error) = decoder.engine.expect_room() {
+            let error = ApiError::from(error);
+            since.trace.operation(lease.entry.name(), 1).failed(error.code);
+            return Err(error);
+        }
+        let (metrics, since, deadline) = (self.metrics.clone(), since.clone(), since.at + self.limits.answer_time);
         // In the thread as well, since a constraint may take seconds to prepare.
-        self.prepare(move || Answers::begin(lease, metrics, asks(&decoder)?, since, deadline)).await
+        self.prepare(move || Answers::begin(lease, metrics, asks(&decoder)?, &since, deadline)).await
     }
 
     /// Has an encoder compute, in a thread and in parts, so that little is computed for a client that is gone. What was computed
@@ -93,16 +102,38 @@ impl App {
     ///
     /// # Errors
     /// `busy` if as many requests wait as may; those of the work.
-    pub async fn compute<T: Send + 'static>(
+    pub async fn compute(
+        &self,
+        lease: Lease,
+        trace: &Trace,
+        part: impl FnMut(&Loaded, usize) -> Option<Result<Vectors, Error>> + Send + 'static,
+    ) -> Result<Vec<Vectors>, ApiError> {
+        let mut operation = trace.operation(lease.entry.name(), 1);
+        let mut queued = operation.queued(0);
+        let done = self.compute_in_turn(lease, || queued.end(Usage::default(), None), part).await;
+        match &done {
+            Ok(parts) => {
+                let prompt_tokens = || parts.iter().map(|(_, n)| n).sum();
+                operation.used(|| Usage { prompt_tokens: prompt_tokens(), ..Usage::default() });
+                operation.done();
+            }
+            Err(error) => operation.failed(error.code),
+        }
+        done
+    }
+
+    async fn compute_in_turn(
         &self,
         mut lease: Lease,
-        mut part: impl FnMut(&Loaded, usize) -> Option<Result<T, Error>> + Send + 'static,
-    ) -> Result<Vec<T>, ApiError> {
+        begins: impl FnOnce(),
+        mut part: impl FnMut(&Loaded, usize) -> Option<Result<Vectors, Error>> + Send + 'static,
+    ) -> Result<Vec<Vectors>, ApiError> {
         let entry = lease.entry.clone();
         let Ok(_room) = entry.batches.try_acquire() else {
             return Err(Error::Busy { n_waiting: self.limits.batches }.into());
         };
         let turn = entry.computing.clone().acquire_owned().await;
+        begins();
         let wanted = Wanted(Arc::new(AtomicBool::new(true)));
         let is_wanted = wanted.0.clone();
         let work = tokio::task::spawn_blocking(move || {
@@ -181,14 +212,17 @@ fn broken() -> ApiError {
     ApiError::refusal(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed at this request")
 }
 
-/// When a request came.
-#[derive(Clone, Copy)]
-pub struct Since(pub Instant);
+/// When a request came, and what its trace is made of.
+#[derive(Clone)]
+pub struct Since {
+    pub at: Instant,
+    pub trace: Trace,
+}
 
 /// A request's JSON.
 pub struct Asked {
     pub json: Json,
-    pub since: Instant,
+    pub since: Since,
     /// Of the bytes that all requests may hold, those of this one.
     _held: Option<OwnedSemaphorePermit>,
 }
@@ -207,7 +241,8 @@ impl FromRequest<Arc<App>> for Asked {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Asked, ApiError> {
-        let since = request.extensions().get().map_or_else(Instant::now, |Since(since)| *since);
+        let since = request.extensions().get().cloned();
+        let since = since.unwrap_or_else(|| Since { at: Instant::now(), trace: Trace::default() });
         check_headers(request.headers(), request.uri().path().starts_with("/v1/"), app.limits.body_bytes)?;
         let awaits_body = request.extensions().get::<Arc<AtWork>>().cloned().map(AtWork::awaits_body);
         let (body, held) = app.read(request.into_body()).await?;

@@ -38,7 +38,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     let conversation = conversation_of(fields, &sampling)?;
     let n_messages = conversation.messages.len();
     let has_logprobs = conversation.each.iter().any(|options| options.logprobs.is_some());
-    let answers = app.converse(&model, conversation, asked.since).await?;
+    let answers = app.converse(&model, conversation, &asked.since).await?;
     let told = Told { head: Head::new("chatcmpl", &model), has_logprobs, ids: CallIds::new(n_messages) };
     match sampling.streams {
         true => {

@@ -12,6 +12,7 @@ use serde_json::{Value as Json, json};
 use super::app::{App, Asked};
 use super::errors::ApiError;
 use super::models::{Lease, Loaded};
+use super::telemetry::Trace;
 use crate::error::Error;
 
 /// Texts that are computed before it is looked whether somebody still waits.
@@ -24,7 +25,12 @@ pub type Vectors = (Vec<f32>, usize);
 ///
 /// # Errors
 /// Those of [`App::compute`].
-pub async fn vectors_of(app: &App, lease: Lease, texts: Vec<String>) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
+pub async fn vectors_of(
+    app: &App,
+    lease: Lease,
+    trace: &Trace,
+    texts: Vec<String>,
+) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let dims = lease.embedder()?.dims() as usize;
     let part = move |loaded: &Loaded, at: usize| {
         let embedder = loaded.embedder()?;
@@ -39,7 +45,7 @@ pub async fn vectors_of(app: &App, lease: Lease, texts: Vec<String>) -> Result<(
         };
         Some(compute())
     };
-    let parts = app.compute(lease, part).await?;
+    let parts = app.compute(lease, trace, part).await?;
     let n_tokens = parts.iter().map(|(_, n)| n).sum();
     let vectors = parts.iter().flat_map(|(numbers, _)| numbers.chunks(dims).map(<[f32]>::to_vec)).collect();
     Ok((vectors, n_tokens))
@@ -75,7 +81,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         let message = format!("dimensions is {dimensions}, and the vectors of {model} have {dims}: they cannot be cut");
         return Err(ApiError::unsupported("dimensions", message));
     }
-    let (vectors, n) = vectors_of(&app, lease, texts).await?;
+    let (vectors, n) = vectors_of(&app, lease, &asked.since.trace, texts).await?;
     let told = |(index, vector): (usize, &Vec<f32>)| {
         let embedding = match as_base64 {
             true => BASE64_STANDARD
@@ -120,7 +126,7 @@ pub async fn rerank(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         };
         Some(compute())
     };
-    let parts = app.compute(lease, part).await?;
+    let parts = app.compute(lease, &asked.since.trace, part).await?;
     let n: usize = parts.iter().map(|(_, n)| n).sum();
     let mut ranked: Vec<(usize, f32)> = parts.into_iter().flat_map(|(scores, _)| scores).enumerate().collect();
     // Of equal scores the one that was given first.

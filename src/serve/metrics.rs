@@ -10,6 +10,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
 use super::models::{Entry, Models};
+use super::telemetry::Telemetry;
 use crate::counters::Counters;
 use crate::engine::{DeviceStats, EngineStats, Usage};
 use crate::recovery::{BreakerStats, Circuit};
@@ -134,7 +135,8 @@ fn register_times(registry: &mut Registry, name: &str, help: &str) -> Times {
 }
 
 impl Metrics {
-    pub fn new() -> Metrics {
+    /// With those of traces, if there are any.
+    pub fn new(telemetry: &Telemetry) -> Metrics {
         let mut registry = Registry::with_prefix("tilewright");
         let all = &mut registry;
         let requests = register(all, "http_requests", "Requests by endpoint and status", Family::default());
@@ -165,6 +167,7 @@ impl Metrics {
         let device_running =
             register(all, "device_requests_running", "Requests that a device computes", Family::default());
         let of_devices = OF_DEVICES.map(|(name, help, _)| register(all, name, help, Family::default()));
+        telemetry.register(all);
         Metrics {
             device_lost,
             fallback,

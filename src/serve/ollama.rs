@@ -205,7 +205,7 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
                 let each = vec![GenerateOptions { constraint, ..options }];
                 Ok(vec![Ask { ids: decoder.model().encode(&prompt)?, each, reading: None }])
             };
-            app.answer(lease, asked.since, ask).await?
+            app.answer(lease, &asked.since, ask).await?
         }
         false => {
             let system = (!system.is_empty()).then(|| Message::new("system", system));
@@ -220,10 +220,10 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
                 constraint,
                 each: vec![options],
             };
-            app.answer(lease, asked.since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await?
+            app.answer(lease, &asked.since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await?
         }
     };
-    Told { model, shape: Shape::Generate, since: asked.since, load, first: None }.tell(&app, answers, streams).await
+    Told { model, shape: Shape::Generate, since: asked.since.at, load, first: None }.tell(&app, answers, streams).await
 }
 
 /// `/api/chat`.
@@ -247,8 +247,8 @@ pub async fn chat(State(app): State<Arc<App>>, asked: Asked) -> Result<Response,
     let each = vec![options];
     let conversation =
         Conversation { messages, tools, choice: None, parallel: true, thinking, variables, constraint, each };
-    let answers = app.answer(lease, asked.since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await?;
-    Told { model, shape: Shape::Chat, since: asked.since, load, first: None }.tell(&app, answers, streams).await
+    let answers = app.answer(lease, &asked.since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await?;
+    Told { model, shape: Shape::Chat, since: asked.since.at, load, first: None }.tell(&app, answers, streams).await
 }
 
 /// A message as Ollama has it: calls have objects as arguments and no ids, thoughts and tools other names.
@@ -426,12 +426,12 @@ pub async fn embed(State(app): State<Arc<App>>, asked: Asked) -> Result<Response
     if let Some(keep) = keep {
         lease.entry.keep_for(keep);
     }
-    let load = asked.since.elapsed();
-    let (vectors, n) = vectors_of(&app, lease, texts).await?;
+    let load = asked.since.at.elapsed();
+    let (vectors, n) = vectors_of(&app, lease, &asked.since.trace, texts).await?;
     Ok(Body(json!({
         "model": model,
         "embeddings": vectors,
-        "total_duration": asked.since.elapsed().as_nanos() as u64,
+        "total_duration": asked.since.at.elapsed().as_nanos() as u64,
         "load_duration": load.as_nanos() as u64,
         "prompt_eval_count": n,
     }))

@@ -67,7 +67,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         "top_p": or("top_p", crate::generate::GenerateOptions::default().top_p.into()),
         "truncation": "disabled",
     });
-    let answers = app.converse(&model, conversation, asked.since).await?;
+    let answers = app.converse(&model, conversation, &asked.since).await?;
     let told = Told { head: Head::new("resp", &model), echoed, ids, has_logprobs, items: Vec::new() };
     match sampling.streams {
         true => {

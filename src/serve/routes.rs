@@ -20,6 +20,7 @@ use super::app::{App, Since};
 use super::connections::AtWork;
 use super::errors::ApiError;
 use super::models::Entry;
+use super::telemetry::ServerSpan;
 use super::{chat, completions, embeddings, ollama, openapi, responses};
 use crate::recovery::{BreakerStats, Circuit};
 
@@ -58,13 +59,14 @@ pub fn router(app: Arc<App>) -> Router {
 /// Checks who asks, and measures and logs the request.
 async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let since = Instant::now();
-    request.extensions_mut().insert(Since(since));
-    let endpoint =
-        request.extensions().get::<MatchedPath>().map_or_else(|| OTHER.into(), |path| path.as_str().to_owned());
+    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let span = app.telemetry.request(&request, route.as_deref());
+    request.extensions_mut().insert(Since { at: since, trace: span.trace() });
+    let endpoint = route.unwrap_or_else(|| OTHER.into());
     let is_ollama = request.uri().path().starts_with("/api/");
     let at_work = request.extensions().get().cloned();
     let method = request.method().clone();
-    let watch = Watch { app: app.clone(), endpoint, method, since, status: None, _at_work: at_work };
+    let watch = Watch { app: app.clone(), endpoint, method, since, status: None, span, _at_work: at_work };
     let cors = app.guard.cors(request.headers());
     let checked = app.guard.check_source(request.uri(), request.headers());
     let preflight = app.guard.preflight(request.method(), request.headers());
@@ -77,29 +79,32 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
         (Ok(()), Some(told)) => (StatusCode::NO_CONTENT, told).into_response(),
         (Ok(()), None) => next.run(request).await,
     };
+    let code = response.extensions().get::<ApiError>().map(|error| error.code);
     if is_ollama && let Some(error) = response.extensions().get::<ApiError>() {
         response = (error.status, response.headers().clone(), Body(json!({"error": error.message}))).into_response();
         response.headers_mut().remove(header::CONTENT_LENGTH);
     }
     response.headers_mut().extend(cors);
-    watch.answered(response)
+    watch.answered(response, code)
 }
 
-/// Measures a request until its answer is out, or its client is gone.
+/// Measures and traces a request until its answer is out, or its client is gone.
 struct Watch {
     app: Arc<App>,
     endpoint: String,
     method: Method,
     since: Instant,
     status: Option<u16>,
+    span: ServerSpan,
     _at_work: Option<Arc<AtWork>>,
 }
 
 impl Watch {
-    fn answered(mut self, response: Response) -> Response {
+    fn answered(mut self, response: Response, code: Option<&'static str>) -> Response {
         let status = response.status().as_u16();
         self.status = Some(status);
         self.app.metrics.answered(&self.endpoint, status);
+        self.span.answered(status, code);
         response.map(|body| AnyBody::new(Watched { body, _watch: self }))
     }
 }
@@ -111,6 +116,7 @@ impl Drop for Watch {
         let time = self.since.elapsed();
         if self.status.is_none() {
             self.app.metrics.answered(&self.endpoint, GONE);
+            self.span.gone();
         }
         self.app.metrics.ended(&self.endpoint, time);
         if let Some(log) = &self.app.log {

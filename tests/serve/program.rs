@@ -1,15 +1,39 @@
 //! The command line as a user types it.
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value as Json, json};
 
 use super::client::{done, get};
 
-struct Program {
+pub struct Program {
+    pub address: SocketAddr,
     child: Child,
     stderr: BufReader<std::process::ChildStderr>,
+}
+
+impl Program {
+    /// Starts a server, and waits until it has its address.
+    pub fn start(mut command: Command) -> Program {
+        let mut child = command.spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        stderr.read_line(&mut line).unwrap();
+        let address = line.trim().rsplit_once("http://").filter(|_| line.starts_with("serving "));
+        let address = address.unwrap_or_else(|| panic!("{line}")).1.parse().unwrap();
+        Program { address, child, stderr }
+    }
+
+    /// Ends it as a system does, and gives what it told.
+    pub fn end(mut self) -> String {
+        let killed = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
+        assert!(killed.success() && self.child.wait().unwrap().success());
+        let mut log = String::new();
+        self.stderr.read_to_string(&mut log).unwrap();
+        log
+    }
 }
 
 impl Drop for Program {
@@ -18,7 +42,7 @@ impl Drop for Program {
     }
 }
 
-fn command(args: &[&str]) -> Command {
+pub fn command(args: &[&str]) -> Command {
     command_of(&[&["serve"], args].concat())
 }
 
@@ -27,28 +51,21 @@ pub fn command_of(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env("TILEWRIGHT_CACHE_DIR", "").env("TILEWRIGHT_DEVICE", "cpu").env_remove("TILEWRIGHT_API_KEY");
+    command.env_remove("OTEL_EXPORTER_OTLP_ENDPOINT");
     command
 }
 
 #[test]
 fn the_program_serves_until_a_signal_and_logs_nothing_of_what_is_said() {
-    let mut child =
-        command(&["--port", "0", "--template", "chatml", "--log-requests", "--parallel", "2"]).spawn().unwrap();
-    let stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut program = Program { child, stderr };
-    let mut line = String::new();
-    program.stderr.read_line(&mut line).unwrap();
-    let address =
-        line.trim().strip_prefix("serving `stories` at http://").unwrap_or_else(|| panic!("{line}")).parse().unwrap();
+    let program =
+        Program::start(command(&["--port", "0", "--template", "chatml", "--log-requests", "--parallel", "2"]));
+    let address = program.address;
     let asked =
         json!({"model": "stories", "messages": [{"role": "user", "content": "a secret word"}], "max_tokens": 8});
     let answer = done(address, "/v1/chat/completions", asked).json();
     let text = answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
     assert_eq!(get(address, "/v1/models").json()["data"][0]["id"], json!("stories"));
-    let killed = Command::new("kill").args(["-TERM", &program.child.id().to_string()]).status().unwrap();
-    assert!(killed.success() && program.child.wait().unwrap().success());
-    let mut log = String::new();
-    program.stderr.read_to_string(&mut log).unwrap();
+    let log = program.end();
     let told: Vec<Json> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     assert_eq!((&told[0]["endpoint"], &told[0]["status"]), (&json!("/v1/chat/completions"), &json!(200)), "{log}");
     assert_eq!(told.len(), 2, "{log}");
@@ -57,14 +74,10 @@ fn the_program_serves_until_a_signal_and_logs_nothing_of_what_is_said() {
 
 #[test]
 fn the_program_ends_with_the_one_that_started_it() {
-    let mut child = command(&["--port", "0", "--end-with-stdin"]).stdin(Stdio::piped()).spawn().unwrap();
-    let stdin = child.stdin.take().unwrap();
-    let stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut program = Program { child, stderr };
-    let mut line = String::new();
-    program.stderr.read_line(&mut line).unwrap();
-    assert!(line.starts_with("serving "), "{line}");
-    drop(stdin);
+    let mut command = command(&["--port", "0", "--end-with-stdin"]);
+    command.stdin(Stdio::piped());
+    let mut program = Program::start(command);
+    drop(program.child.stdin.take().unwrap());
     assert!(program.child.wait().unwrap().success());
 }
 
@@ -98,12 +111,8 @@ fn the_program_serves_with_several_devices() {
     if super::common::gpu(None).is_none() {
         return;
     }
-    let mut child = command(&["--port", "0", "--device", "cpu, gpu", "--parallel", "2"]).spawn().unwrap();
-    let stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut program = Program { child, stderr };
-    let mut line = String::new();
-    program.stderr.read_line(&mut line).unwrap();
-    let address = line.trim().rsplit_once("http://").unwrap_or_else(|| panic!("{line}")).1.parse().unwrap();
+    let program = Program::start(command(&["--port", "0", "--device", "cpu, gpu", "--parallel", "2"]));
+    let address = program.address;
     let asked = json!({"model": "stories", "prompt": "Once", "max_tokens": 8, "temperature": 0});
     let asking: Vec<_> = (0..6)
         .map(|_| {

@@ -1,0 +1,546 @@
+//! Traces of requests for OpenTelemetry: `tracing` spans that are sent by OTLP over HTTP.
+//!
+//! ```text
+//! POST /v1/chat/completions       the request, whose `traceparent` names the parent
+//!   chat MODEL                    what its model generates, named as the conventions for generative AI have it
+//!     queue                       an answer waits for its place in a batch
+//!     prompt                      its prompt is computed, up to its first token
+//!     decode                      its further tokens
+//! ```
+//! Times are those of the measures in `metrics.rs`: a stage begins where the answer is looked at anyway. No span has any text of a
+//! prompt or an answer. Spans that are over wait in a queue for the thread that sends them. Where that is full they are dropped
+//! and counted, so that neither a request nor the engine ever waits for a collector.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::ready;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::Request;
+use axum::http::uri::Scheme;
+use axum::http::{self, Method, Uri};
+use opentelemetry::propagation::TextMapPropagator;
+use opentelemetry::trace::{Status, TracerProvider};
+use opentelemetry::{Array, Context, Key, KeyValue, StringValue, Value};
+use opentelemetry_http::{HeaderExtractor, HttpClient, HttpError};
+use opentelemetry_otlp::{Protocol, SpanExporter as Otlp, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{
+    BatchConfigBuilder, BatchSpanProcessor, OTEL_BSP_MAX_QUEUE_SIZE, OTEL_BSP_MAX_QUEUE_SIZE_DEFAULT,
+    SdkTracerProvider, Span as SdkSpan, SpanData, SpanExporter, SpanProcessor,
+};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::registry::Registry;
+use tracing::{Dispatch, Span, dispatcher, info_span};
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+use tracing_subscriber::layer::SubscriberExt;
+
+use super::Tell;
+use crate::engine::Usage;
+use crate::error::Error;
+
+/// How long the collector may take for a batch, further tries included.
+const SENDING: Duration = Duration::from_secs(10);
+
+/// How long spans that were not sent yet may take at the end.
+const LAST: Duration = Duration::from_secs(5);
+
+/// The name of the service where the environment has no other.
+const SERVICE: &str = "tilewright";
+
+/// What ends the span of a request whose client is gone.
+const CANCELLED: &str = "cancelled";
+
+/// Bytes of a collector's answer that are read: it has a sentence about spans that it did not take.
+const ANSWER_BYTES: u64 = 64 << 10;
+
+/// Sends the traces of a server's requests, if it is to.
+#[derive(Clone, Default)]
+pub struct Telemetry(Option<Arc<Sending>>);
+
+struct Sending {
+    /// Of this server alone: what other crates tell of is not sent, and the program's own subscriber stays what it is.
+    dispatch: Dispatch,
+    provider: SdkTracerProvider,
+    counts: Arc<Counts>,
+    scheme: &'static str,
+    tell: Tell,
+}
+
+impl Telemetry {
+    /// Begins to send to a collector. `endpoint` is what OTLP's `/v1/traces` is appended to; the rest comes from the environment
+    /// variables that OpenTelemetry's SDK reads.
+    ///
+    /// # Errors
+    /// [`Error::Option`] if `endpoint` is no address.
+    pub fn open(endpoint: &str, has_tls: bool, tell: &Tell) -> Result<Telemetry, Error> {
+        let refused = || {
+            let expected = "an address such as http://localhost:4318".into();
+            Error::Option { option: "otlp_endpoint", expected, found: endpoint.into() }
+        };
+        let address = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
+        let uri: Uri = address.parse().map_err(|_| refused())?;
+        if uri.authority().is_none() || ![Some(&Scheme::HTTP), Some(&Scheme::HTTPS)].contains(&uri.scheme()) {
+            return Err(refused());
+        }
+        let otlp = Otlp::builder()
+            .with_http()
+            .with_endpoint(address)
+            .with_protocol(Protocol::HttpBinary)
+            .with_timeout(SENDING)
+            .with_http_client(Client::new())
+            .build()
+            .map_err(|_| refused())?;
+        let counts = Arc::new(Counts::default());
+        let exporter =
+            Exporter { otlp, counts: counts.clone(), tell: tell.clone(), has_failed: AtomicBool::new(false) };
+        let most = std::env::var(OTEL_BSP_MAX_QUEUE_SIZE).ok().and_then(|most| most.parse().ok());
+        let most = most.unwrap_or(OTEL_BSP_MAX_QUEUE_SIZE_DEFAULT).max(1);
+        let config = BatchConfigBuilder::default().with_max_queue_size(most).build();
+        let batches = BatchSpanProcessor::builder(exporter).with_batch_config(config).build();
+        let provider = SdkTracerProvider::builder()
+            .with_span_processor(Bounded { batches, most, counts: counts.clone() })
+            .with_resource(resource())
+            .build();
+        let layer = tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer(SERVICE))
+            .with_context_activation(false)
+            .with_location(false)
+            .with_target(false)
+            .with_threads(false)
+            .with_tracked_inactivity(false);
+        let dispatch = Dispatch::new(tracing_subscriber::Registry::default().with(layer));
+        let scheme = if has_tls { "https" } else { "http" };
+        Ok(Telemetry(Some(Arc::new(Sending { dispatch, provider, counts, scheme, tell: tell.clone() }))))
+    }
+
+    /// Has measures tell of spans that were sent and of those that were not.
+    pub fn register(&self, registry: &mut Registry) {
+        if let Some(sending) = &self.0 {
+            let Counts { sent, dropped, .. } = &*sending.counts;
+            registry.register("trace_spans_sent", "Spans of traces that the collector has", sent.clone());
+            registry.register("trace_spans_dropped", "Spans of traces that were not sent", dropped.clone());
+        }
+    }
+
+    /// Begins the span of a request.
+    pub fn request(&self, request: &Request, route: Option<&str>) -> ServerSpan {
+        let Some(sending) = &self.0 else { return ServerSpan { span: None, trace: Trace::default() } };
+        // The conventions have one name for all methods that are none of HTTP's own.
+        let method = match request.method() {
+            &Method::CONNECT
+            | &Method::DELETE
+            | &Method::GET
+            | &Method::HEAD
+            | &Method::OPTIONS
+            | &Method::PATCH
+            | &Method::POST
+            | &Method::PUT
+            | &Method::TRACE => request.method().as_str().to_owned(),
+            _ => "_OTHER".to_owned(),
+        };
+        let name = match (route, method.as_str()) {
+            (Some(route), "_OTHER") => format!("HTTP {route}"),
+            (None, "_OTHER") => "HTTP".to_owned(),
+            (Some(route), method) => format!("{method} {route}"),
+            (None, method) => method.to_owned(),
+        };
+        let parent =
+            TraceContextPropagator::new().extract_with_context(&Context::new(), &HeaderExtractor(request.headers()));
+        let make = || info_span!(parent: None, "request", otel.name = name, otel.kind = "server");
+        let span = child(&sending.dispatch, parent, make);
+        span.set_attribute("http.request.method", method);
+        span.set_attribute("url.scheme", sending.scheme);
+        if let Some(route) = route {
+            span.set_attribute("http.route", route.to_owned());
+            // Of a request that nothing answers it would be whatever somebody wrote.
+            span.set_attribute("url.path", request.uri().path().to_owned());
+        }
+        let parent =
+            Parent { dispatch: sending.dispatch.clone(), context: span.context(), operation: operation_of(route) };
+        ServerSpan { span: Some(span), trace: Trace(Some(Arc::new(parent))) }
+    }
+
+    /// Sends what was not sent yet, for some seconds at the most, and then nothing any more.
+    pub async fn end(self) {
+        let Some(sending) = self.0 else { return };
+        let last = tokio::task::spawn_blocking(move || {
+            // What became of it is in the counts.
+            let _ = sending.provider.shutdown_with_timeout(LAST);
+            let n = sending.counts.dropped.get() + sending.counts.n_waiting.load(Ordering::Relaxed) as u64;
+            if n > 0 {
+                (sending.tell)(&format!("{n} spans of traces were not sent"));
+            }
+        });
+        let _ = last.await;
+    }
+}
+
+/// What a span's process is.
+fn resource() -> Resource {
+    let told = Resource::builder().build();
+    let name = told.get_ref(&Key::from_static_str("service.name")).map(|name| name.as_str().into_owned());
+    let about = Resource::builder().with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
+    match name {
+        Some(name) if !name.starts_with("unknown_service") => about.build(),
+        _ => about.with_service_name(SERVICE).build(),
+    }
+}
+
+/// What the conventions call the work of an endpoint.
+fn operation_of(route: Option<&str>) -> &'static str {
+    match route {
+        Some("/v1/completions" | "/api/generate") => "text_completion",
+        Some("/v1/embeddings" | "/api/embed") => "embeddings",
+        Some("/v1/rerank") => "rerank",
+        _ => "chat",
+    }
+}
+
+/// A span whose parent is in OpenTelemetry's context alone. The registry, which closes a parent with its last child, would do so
+/// through the subscriber that the thread has by then, and that is not this one.
+fn child(dispatch: &Dispatch, parent: Context, make: impl FnOnce() -> Span) -> Span {
+    let span = dispatcher::with_default(dispatch, make);
+    // Fails for a span that has begun: this one has not.
+    let _ = span.set_parent(parent);
+    span
+}
+
+/// What spans of a request's work are made with.
+#[derive(Clone, Default)]
+pub struct Trace(Option<Arc<Parent>>);
+
+struct Parent {
+    dispatch: Dispatch,
+    context: Context,
+    operation: &'static str,
+}
+
+impl Trace {
+    fn child(&self, make: impl FnOnce() -> Span) -> Option<Span> {
+        self.0.as_ref().map(|parent| child(&parent.dispatch, parent.context.clone(), make))
+    }
+
+    /// Begins the span of a model's work for the request, which gives so many answers.
+    pub fn operation(&self, model: &str, n_answers: usize) -> Operation {
+        let Some(parent) = &self.0 else {
+            return Operation { span: None, trace: Trace::default(), finished: BTreeMap::new(), is_over: true };
+        };
+        let name = format!("{} {model}", parent.operation);
+        // The model is in this process.
+        let make = || info_span!(parent: None, "operation", otel.name = name, otel.kind = "internal");
+        let span = child(&parent.dispatch, parent.context.clone(), make);
+        span.set_attribute("gen_ai.operation.name", parent.operation);
+        span.set_attribute("gen_ai.provider.name", SERVICE);
+        span.set_attribute("gen_ai.request.model", model.to_owned());
+        if n_answers > 1 {
+            span.set_attribute("gen_ai.request.choice.count", count(n_answers));
+        }
+        let parent = Parent { dispatch: parent.dispatch.clone(), context: span.context(), operation: parent.operation };
+        Operation { span: Some(span), trace: Trace(Some(Arc::new(parent))), finished: BTreeMap::new(), is_over: false }
+    }
+}
+
+fn count(n: usize) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+fn texts(texts: impl IntoIterator<Item = &'static str>) -> Value {
+    Value::Array(Array::String(texts.into_iter().map(StringValue::from).collect()))
+}
+
+/// The span of a request, until it is dropped.
+pub struct ServerSpan {
+    span: Option<Span>,
+    trace: Trace,
+}
+
+impl ServerSpan {
+    /// For spans that have this one as their parent.
+    pub fn trace(&self) -> Trace {
+        self.trace.clone()
+    }
+
+    /// The request has this status, and the error of that code.
+    pub fn answered(&self, status: u16, code: Option<&'static str>) {
+        let Some(span) = &self.span else { return };
+        span.set_attribute("http.response.status_code", i64::from(status));
+        // Another error is the client's, for the conventions none of the server.
+        if status >= 500 {
+            span.set_attribute("error.type", code.map_or_else(|| status.to_string(), str::to_owned));
+            span.set_status(Status::error(""));
+        }
+    }
+
+    /// The client did not wait for a status.
+    pub fn gone(&self) {
+        if let Some(span) = &self.span {
+            span.set_attribute("error.type", CANCELLED);
+        }
+    }
+}
+
+/// The span of a model's work, until it is dropped.
+pub struct Operation {
+    span: Option<Span>,
+    trace: Trace,
+    finished: BTreeMap<usize, &'static str>,
+    is_over: bool,
+}
+
+impl Operation {
+    /// The answer of that number waits.
+    pub fn queued(&self, index: usize) -> Stages {
+        let mut stages = Stages { trace: self.trace.clone(), index, stage: Stage::Over, span: None };
+        stages.enter(Stage::Queue, || info_span!(parent: None, "queue"));
+        stages
+    }
+
+    /// The first token came so long after the request.
+    pub fn first_token(&self, time: Duration) {
+        if let Some(span) = &self.span {
+            span.set_attribute("gen_ai.response.time_to_first_chunk", time.as_secs_f64());
+        }
+    }
+
+    /// The answer of that number ended for that reason.
+    pub fn finished(&mut self, index: usize, reason: &'static str) {
+        if self.span.is_some() {
+            self.finished.insert(index, reason);
+        }
+    }
+
+    /// Tokens of all its answers.
+    pub fn used(&self, usage: impl FnOnce() -> Usage) {
+        let Some(span) = &self.span else { return };
+        let usage = usage();
+        tell_prompt(span, usage);
+        span.set_attribute("gen_ai.usage.output_tokens", count(usage.completion_tokens));
+        if !self.finished.is_empty() {
+            span.set_attribute("gen_ai.response.finish_reasons", texts(self.finished.values().copied()));
+        }
+    }
+
+    /// It came to its end.
+    pub fn done(&mut self) {
+        self.is_over = true;
+    }
+
+    /// It ends with the error of that code.
+    pub fn failed(&mut self, code: &'static str) {
+        self.is_over = true;
+        if let Some(span) = &self.span {
+            span.set_attribute("error.type", code);
+            span.set_status(Status::error(""));
+        }
+    }
+}
+
+impl Drop for Operation {
+    /// What is dropped before its end is what nobody waits for any more.
+    fn drop(&mut self) {
+        if let Some(span) = self.span.as_ref().filter(|_| !self.is_over) {
+            span.set_attribute("error.type", CANCELLED);
+        }
+    }
+}
+
+fn tell_prompt(span: &Span, usage: Usage) {
+    span.set_attribute("gen_ai.usage.input_tokens", count(usage.prompt_tokens));
+    span.set_attribute("gen_ai.usage.cache_read.input_tokens", count(usage.cached_tokens));
+}
+
+/// What becomes of an answer, one span after the other.
+pub struct Stages {
+    trace: Trace,
+    index: usize,
+    stage: Stage,
+    span: Option<Span>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Stage {
+    Queue,
+    Prompt,
+    Decode,
+    Over,
+}
+
+impl Stages {
+    /// Looks whether the engine has begun with it: by then it knows the prompt's tokens.
+    pub fn look(&mut self, usage: impl FnOnce() -> Usage) {
+        if self.stage != Stage::Queue {
+            return;
+        }
+        let usage = usage();
+        if usage.prompt_tokens > 0 {
+            self.enter(Stage::Prompt, || info_span!(parent: None, "prompt"));
+            if let Some(span) = &self.span {
+                tell_prompt(span, usage);
+            }
+        }
+    }
+
+    /// Its first token is there.
+    pub fn first_token(&mut self, usage: Usage) {
+        self.look(|| usage);
+        self.enter(Stage::Decode, || info_span!(parent: None, "decode"));
+    }
+
+    /// It is over, or was given up: with so many tokens, and for that reason if it came to its end.
+    pub fn end(&mut self, usage: Usage, reason: Option<&'static str>) {
+        self.look(|| usage);
+        if let Some(span) = self.span.as_ref().filter(|_| self.stage == Stage::Decode) {
+            span.set_attribute("gen_ai.usage.output_tokens", count(usage.completion_tokens));
+            if let Some(reason) = reason {
+                span.set_attribute("gen_ai.response.finish_reasons", texts([reason]));
+            }
+        }
+        (self.stage, self.span) = (Stage::Over, None);
+    }
+
+    fn enter(&mut self, stage: Stage, make: impl FnOnce() -> Span) {
+        // The span before ends first.
+        self.span = None;
+        self.span = self.trace.child(make);
+        self.stage = if self.span.is_some() { stage } else { Stage::Over };
+        if let Some(span) = &self.span {
+            span.set_attribute("tilewright.choice.index", count(self.index));
+        }
+    }
+}
+
+/// What became of spans.
+#[derive(Debug, Default)]
+struct Counts {
+    /// The collector has them.
+    sent: Counter<u64, AtomicU64>,
+    /// There was no room for them, or the collector did not take them.
+    dropped: Counter<u64, AtomicU64>,
+    n_waiting: AtomicUsize,
+}
+
+/// Lets so many spans wait for the collector, those that are being sent included, and counts those that it does not. The queue
+/// within has that limit as well, but tells nobody of what it drops.
+#[derive(Debug)]
+struct Bounded {
+    batches: BatchSpanProcessor,
+    most: usize,
+    counts: Arc<Counts>,
+}
+
+impl SpanProcessor for Bounded {
+    fn on_start(&self, span: &mut SdkSpan, context: &Context) {
+        self.batches.on_start(span, context);
+    }
+
+    fn on_end(&self, span: SpanData) {
+        let more = |n: usize| (n < self.most).then_some(n + 1);
+        match self.counts.n_waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => self.batches.on_end(span),
+            Err(_) => drop(self.counts.dropped.inc()),
+        }
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.batches.force_flush()
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.batches.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.batches.set_resource(resource);
+    }
+}
+
+/// Sends batches and counts them.
+struct Exporter {
+    otlp: Otlp,
+    counts: Arc<Counts>,
+    tell: Tell,
+    /// At the latest batch: not each one that fails is told of.
+    has_failed: AtomicBool,
+}
+
+impl fmt::Debug for Exporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exporter").field("otlp", &self.otlp).finish_non_exhaustive()
+    }
+}
+
+impl SpanExporter for Exporter {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let n = batch.len();
+        let sent = self.otlp.export(batch).await;
+        let counts = &self.counts;
+        counts.n_waiting.fetch_sub(n, Ordering::Relaxed);
+        match &sent {
+            Ok(()) => counts.sent.inc_by(n as u64),
+            Err(_) => counts.dropped.inc_by(n as u64),
+        };
+        let had_failed = self.has_failed.swap(sent.is_err(), Ordering::Relaxed);
+        if let Err(error) = &sent
+            && !had_failed
+        {
+            (self.tell)(&format!("traces cannot be sent and are dropped: {error}"));
+        }
+        sent
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.otlp.shutdown_with_timeout(timeout)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.otlp.force_flush()
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.otlp.set_resource(resource);
+    }
+}
+
+/// HTTP for the thread that sends: it may wait.
+#[derive(Debug)]
+struct Client(ureq::Agent);
+
+impl Client {
+    fn new() -> Client {
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            // Headers of the environment may have a key in them.
+            .max_redirects(0)
+            .timeout_global(Some(SENDING));
+        Client(config.build().into())
+    }
+
+    fn send(&self, request: http::Request<Bytes>) -> Result<http::Response<Bytes>, HttpError> {
+        let (parts, body) = request.into_parts();
+        let answer = self.0.run(http::Request::from_parts(parts, &body[..]))?;
+        let (parts, mut body) = answer.into_parts();
+        let body = body.with_config().limit(ANSWER_BYTES).read_to_vec()?;
+        Ok(http::Response::from_parts(parts, body.into()))
+    }
+}
+
+/// A future of [`HttpClient`].
+type Sent<'a> = Pin<Box<dyn Future<Output = Result<http::Response<Bytes>, HttpError>> + Send + 'a>>;
+
+impl HttpClient for Client {
+    // As `async_trait` declares it, whose macro writes no more than this.
+    fn send_bytes<'a, 'b>(&'a self, request: http::Request<Bytes>) -> Sent<'b>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        Box::pin(ready(self.send(request)))
+    }
+}
