@@ -201,7 +201,8 @@ fn any_call_may_fail() {
                 println!("{call:?} {n} of {n_calls} {what}");
                 let setup = Setup::new(faults);
                 let served = serve(whole, &setup, |_, _| ());
-                assert!(setup.faults.count(call) >= n, "{call:?} {n} was never reached");
+                let (count, Served { refused, losses, stats, .. }) = (setup.faults.count(call), &served);
+                assert!(count >= n, "{call:?} {n} was never reached: {count}, {refused:?}, {losses:?}, {stats:?}");
                 let code = served.refused.as_ref().map(Error::code);
                 assert!(matches!(code, None | Some("gpu" | "device_lost")), "{call:?} {n} {what}: {code:?}");
                 n_cases += 1;

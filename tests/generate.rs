@@ -421,7 +421,9 @@ fn prompts_give_the_same_tokens_in_passes_of_any_size() {
         let mut file = ModelFile::builtin().unwrap();
         let ModelShape::Decoder(config) = &mut file.header.shape else { panic!("it continues texts") };
         config.max_seq_len = 560;
-        let model = Model::from_file(&device, file, LoadOptions::default()).unwrap();
+        // Passes of different sizes are of different kernels.
+        let options = LoadOptions { exact: true, ..LoadOptions::default() };
+        let model = Model::from_file(&device, file, options).unwrap();
         let text = model.encode(&"Tom and Mia went to the park. ".repeat(80)).unwrap();
         let mut plans = Vec::new();
         for (n_tokens, passes) in cases {
@@ -952,7 +954,7 @@ fn recurrent_layers_go_back_and_on_again() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let models = ["lfm2", "qwen35", "granite-hybrid"].into_iter();
     for (name, device) in models.flat_map(|name| executors().into_iter().map(move |device| (name, device))) {
-        let options = LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() };
+        let options = LoadOptions { kv_type: KvType::F32, exact: true, ..LoadOptions::default() };
         let model = Model::load(&device, data.join("tiny-random").join(name), options).unwrap();
         let what = format!("{name} on {}", device.info().name);
         let ids: Vec<u32> = (0..60).map(|i| 3 + (i * i + 7 * i) % 290).collect();
@@ -1004,7 +1006,7 @@ fn window_layers_keep_what_passes_can_see() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let models = ["gemma3", "gemma2", "gpt-oss", "mistral-sliding", "olmo3", "exaone4", "phi3"];
     for (name, device) in models.iter().flat_map(|name| executors().into_iter().map(move |device| (name, device))) {
-        let options = LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() };
+        let options = LoadOptions { kv_type: KvType::F32, exact: true, ..LoadOptions::default() };
         let model = Model::load(&device, data.join("tiny-random").join(name), options).unwrap();
         // Short passes, so that rings are short, too.
         let model = model.with_max_pass(8).unwrap();

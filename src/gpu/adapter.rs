@@ -5,6 +5,9 @@
 //! subgroups, so the tiers that need them are refused, and compilation takes longer. wgpu's feature `static-dxc` would
 //! build DXC in. It stays off: its build script downloads a library that others compiled, for `x86_64` and MSVC alone.
 
+#[cfg(not(target_arch = "wasm32"))]
+use std::sync::OnceLock;
+
 #[cfg(target_arch = "wasm32")]
 use crate::error::Error;
 use crate::shaders::Tier;
@@ -193,7 +196,10 @@ fn tier_name<S: serde::Serializer>(tier: &Tier, serializer: S) -> Result<S::Ok, 
 /// All adapters, in the order of [`Power::High`]; equal ones in the backends' order.
 #[cfg(not(target_arch = "wasm32"))]
 pub async fn adapters() -> Vec<AdapterReport> {
-    let mut reports: Vec<AdapterReport> = instance(wgpu::Backends::PRIMARY)
+    /// Never dropped: with the last instance the driver leaves the process, and some crash threads that used it when these end.
+    static INSTANCE: OnceLock<wgpu::Instance> = OnceLock::new();
+    let mut reports: Vec<AdapterReport> = INSTANCE
+        .get_or_init(|| instance(wgpu::Backends::PRIMARY))
         .enumerate_adapters(wgpu::Backends::PRIMARY)
         .await
         .into_iter()
