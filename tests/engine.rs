@@ -404,6 +404,7 @@ fn what_no_engine_can_do_is_refused_by_name() {
         EngineOptions { max_sequences: 0, ..EngineOptions::default() },
         EngineOptions { max_sequences: 65, ..EngineOptions::default() },
         EngineOptions { cache_tokens: Some(0), ..EngineOptions::default() },
+        EngineOptions { prefix_cache: false, host_cache_bytes: 1, ..EngineOptions::default() },
     ] {
         assert!(matches!(Engine::new(&model, &options).err(), Some(Error::Option { .. })), "{options:?}");
     }

@@ -591,7 +591,7 @@ fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
     });
     let limit = model.device().target().limits().max_binding_bytes / widest.max().unwrap_or(1).max(1);
     let most = u32::try_from(limit).unwrap_or(u32::MAX).saturating_sub(1).max(pages_each);
-    let (n_copies, spills) = (n_copies(model, options), options.prefix_cache && options.host_cache_bytes > 0);
+    let (n_copies, spills) = (n_copies(model, options), options.host_cache_bytes > 0);
     let sizes = |n_pages| Sizes { n_sequences, n_pages: n_pages + 1, pages_each, n_copies, spills };
     let asked = options.cache_tokens.map(|tokens| tokens.div_ceil(PAGE).max(pages_each));
     let mut n_pages = asked.unwrap_or(n_sequences.saturating_mul(pages_each)).min(most);

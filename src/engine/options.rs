@@ -19,8 +19,8 @@ pub struct EngineOptions {
     pub cache_tokens: Option<u32>,
     /// Whether what sequences have in common at their beginnings is computed once.
     pub prefix_cache: bool,
-    /// Bytes of the host's memory for beginnings that the cache has no room for any more, until they come again; 0: none. Without
-    /// `prefix_cache` there are none to keep.
+    /// Bytes of the host's memory for beginnings that the cache has no room for any more, until they come again; 0: none. Not
+    /// without `prefix_cache`.
     pub host_cache_bytes: u64,
     /// How long a step may take: the first ones compile shaders, which takes seconds on some devices. A GPU that takes longer
     /// is given up, as one that is lost; of the CPU it is only counted. No limit if `None`; never one in a browser.
@@ -58,6 +58,11 @@ impl EngineOptions {
         }
         if self.cache_tokens == Some(0) {
             return Err(Error::Option { option: "cache_tokens", expected: "1 or more".into(), found: "0".into() });
+        }
+        if self.host_cache_bytes > 0 && !self.prefix_cache {
+            let expected = "0 without a prefix cache: there is nothing to keep".into();
+            let found = self.host_cache_bytes.to_string();
+            return Err(Error::Option { option: "host_cache_bytes", expected, found });
         }
         if self.step_limit == Some(Duration::ZERO) {
             return Err(Error::Option { option: "step_limit", expected: "a time above 0".into(), found: "0 s".into() });

@@ -196,10 +196,11 @@ fn tier_name<S: serde::Serializer>(tier: &Tier, serializer: S) -> Result<S::Ok, 
 /// All adapters, in the order of [`Power::High`]; equal ones in the backends' order.
 #[cfg(not(target_arch = "wasm32"))]
 pub async fn adapters() -> Vec<AdapterReport> {
-    /// Never dropped: with the last instance the driver leaves the process, and some crash threads that used it when these end.
-    static INSTANCE: OnceLock<wgpu::Instance> = OnceLock::new();
-    let mut reports: Vec<AdapterReport> = INSTANCE
-        .get_or_init(|| instance(wgpu::Backends::PRIMARY))
+    /// Is never dropped, and does nothing else: with the last instance the driver leaves the process, and some crash threads that
+    /// used it when these end.
+    static KEPT: OnceLock<wgpu::Instance> = OnceLock::new();
+    KEPT.get_or_init(|| instance(wgpu::Backends::PRIMARY));
+    let mut reports: Vec<AdapterReport> = instance(wgpu::Backends::PRIMARY)
         .enumerate_adapters(wgpu::Backends::PRIMARY)
         .await
         .into_iter()

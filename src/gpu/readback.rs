@@ -1,6 +1,8 @@
 //! Reading buffers without blocking: staging buffers that are reused, and a thread that waits for the GPU.
 
 use std::collections::HashMap;
+#[cfg(not(target_arch = "wasm32"))]
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -263,7 +265,14 @@ impl Poller {
             let (fault, mut is_answered) = (of_thread, true);
             let wait = |index, time| {
                 let wait = wgpu::PollType::Wait { submission_index: index, timeout: Some(time) };
-                device.poll(wait).map(drop).map_err(|error| error.to_string())
+                // wgpu panics where the driver's answer is an error. Without this thread, reads would wait for ever.
+                match catch_unwind(AssertUnwindSafe(|| device.poll(wait))) {
+                    Ok(polled) => polled.map(drop).map_err(|error| error.to_string()),
+                    Err(_) => {
+                        fault.lose(LossReason::Driver, "waiting for it panicked".into());
+                        Err(String::new())
+                    }
+                }
             };
             // Ends when the sender is dropped with its device.
             serve(received, &fault, |index| {
