@@ -485,12 +485,12 @@ impl Driver {
             let n = self.ahead.len() + 1;
             self.make_free(self.running.iter().map(|sequence| sequence.pages_for(n)).sum()).await?;
             let Driver { model, passes, pages, running, ahead, .. } = self;
-            for sequence in running.iter_mut() {
+            for (row, &slot) in ahead.rows.iter().enumerate() {
+                let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == slot) else { continue };
                 let n_before = sequence.pages().len();
                 sequence.make_room(n, pages)?;
-                let row = ahead.rows.iter().position(|&slot| slot == sequence.slot);
                 for (at, &page) in sequence.pages().iter().enumerate().skip(n_before) {
-                    passes.rows.state.set_page(model.device(), row.unwrap_or(0), at, page)?;
+                    passes.rows.state.set_page(model.device(), row, at, page)?;
                 }
             }
             self.submit_pass().await?;
