@@ -7,6 +7,7 @@ mod faults;
 mod outcome;
 mod pipeline;
 mod readback;
+mod signal;
 
 #[cfg(not(target_arch = "wasm32"))]
 pub use adapter::adapters;

@@ -6,9 +6,13 @@
 
 use std::fmt;
 use std::pin::Pin;
+#[cfg(not(target_arch = "wasm32"))]
+use std::sync::Weak;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
+#[cfg(not(target_arch = "wasm32"))]
+use super::signal::{Signal, complete};
 use crate::error::Error;
 use crate::loss::LossReason;
 
@@ -232,12 +236,35 @@ pub(crate) struct Fault(Arc<Mutex<Reported>>);
 struct Reported {
     lost: Option<(LossReason, String)>,
     stray: Option<String>,
+    /// To be told of a loss.
+    #[cfg(not(target_arch = "wasm32"))]
+    waiting: Vec<Weak<Mutex<Signal>>>,
 }
 
 impl Fault {
-    /// The device is gone; the first reason given counts.
+    /// The device is gone; the first reason given counts, and everything that waits for the device fails.
     pub fn lose(&self, reason: LossReason, message: String) {
-        lock(&self.0).lost.get_or_insert((reason, message));
+        let mut reported = lock(&self.0);
+        reported.lost.get_or_insert((reason, message));
+        #[cfg(not(target_arch = "wasm32"))]
+        {
+            let waiting = std::mem::take(&mut reported.waiting);
+            drop(reported);
+            waiting.iter().filter_map(Weak::upgrade).for_each(|signal| self.tell(&signal));
+        }
+    }
+
+    /// Gives a signal if the device is gone, now or when it is lost.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn tell(&self, signal: &Arc<Mutex<Signal>>) {
+        let mut reported = lock(&self.0);
+        if reported.lost.is_none() {
+            reported.waiting.retain(|waiting| waiting.strong_count() > 0);
+            reported.waiting.push(Arc::downgrade(signal));
+            return;
+        }
+        drop(reported);
+        complete(signal, self.check_lost("waiting for a submission"));
     }
 
     /// Why the device is gone, if it is.
@@ -391,5 +418,27 @@ mod tests {
                 matches!(fault.check("running"), Err(Error::DeviceLost { reason: LossReason::NoAnswer, message, .. }) if message == "first")
             );
         }
+    }
+    #[test]
+    fn a_lost_device_tells_what_waits_for_it_then_and_later() {
+        use super::super::signal::Completion;
+        let (fault, mut signals) = (Fault::default(), Vec::new());
+        let mut wait = |fault: &Fault| {
+            let (signal, done) = Completion::new();
+            fault.tell(&signal);
+            // The thread that waits has it, however long the driver keeps that thread.
+            signals.push(signal);
+            done
+        };
+        let mut before = [wait(&fault), wait(&fault)];
+        let is_told = |done: &mut Completion| match Pin::new(done).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Err(Error::DeviceLost { reason: LossReason::SlowStep, message, .. })) => message == "slow",
+            Poll::Pending => false,
+            other => panic!("{other:?}"),
+        };
+        assert!(!before.iter_mut().any(is_told));
+        fault.lose(LossReason::SlowStep, "slow".into());
+        assert!(before.iter_mut().all(is_told));
+        assert!(is_told(&mut wait(&fault)));
     }
 }

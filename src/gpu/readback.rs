@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use super::buffer_pool::{BufferPool, free};
 use super::faults::Faults;
 use super::outcome::{Failure, Fault, Outcome, Reports};
+use super::signal::{Completion, Signal, complete};
 use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::loss::LossReason;
@@ -70,25 +71,6 @@ impl Staging {
     }
 }
 
-/// State shared by a read's future and the callback that ends it.
-#[derive(Debug, Default)]
-pub(crate) struct Signal {
-    result: Option<Result<(), Error>>,
-    waker: Option<Waker>,
-}
-
-pub(crate) fn complete(signal: &Mutex<Signal>, result: Result<(), Error>) {
-    let waker = {
-        let mut signal = signal.lock().unwrap_or_else(PoisonError::into_inner);
-        // The first result counts: a map may still be reported after its device was given up.
-        signal.result.get_or_insert(result);
-        signal.waker.take()
-    };
-    if let Some(waker) = waker {
-        waker.wake();
-    }
-}
-
 /// Asks for a buffer to be mapped; the copy into it has been submitted.
 pub(crate) fn map(buffer: &wgpu::Buffer) -> Completion {
     let (signal, mapped) = Completion::new();
@@ -107,36 +89,6 @@ pub(crate) fn map(buffer: &wgpu::Buffer) -> Completion {
 fn lose(fault: &Fault, reason: LossReason, context: &str, message: String) -> Result<(), Error> {
     fault.lose(reason, message);
     fault.check_lost(context)
-}
-
-/// Resolves when its signal is given.
-pub(crate) struct Completion(Arc<Mutex<Signal>>);
-
-impl Completion {
-    /// A signal and what waits for it.
-    pub fn new() -> (Arc<Mutex<Signal>>, Completion) {
-        let signal = Arc::new(Mutex::new(Signal::default()));
-        (signal.clone(), Completion(signal))
-    }
-
-    pub fn signal(&self) -> Arc<Mutex<Signal>> {
-        self.0.clone()
-    }
-}
-
-impl Future for Completion {
-    type Output = Result<(), Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut signal = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match signal.result.take() {
-            Some(result) => Poll::Ready(result),
-            None => {
-                signal.waker = Some(cx.waker().clone());
-                Poll::Pending
-            }
-        }
-    }
 }
 
 /// The content of a staging buffer, once the GPU has written it and everything that led to it is known to be sound.
@@ -244,10 +196,6 @@ pub(crate) struct Poller {
 #[cfg(not(target_arch = "wasm32"))]
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);
 
-/// How long it is waited before it is looked whether somebody gave the device up.
-#[cfg(not(target_arch = "wasm32"))]
-const SLICE: std::time::Duration = std::time::Duration::from_millis(50);
-
 #[cfg(not(target_arch = "wasm32"))]
 impl Poller {
     /// `timeout` instead of the usual one is for tests.
@@ -263,11 +211,19 @@ impl Poller {
         let of_thread = fault.clone();
         let thread = std::thread::spawn(move || {
             let (fault, mut is_answered) = (of_thread, true);
-            let wait = |index, time| {
-                let wait = wgpu::PollType::Wait { submission_index: index, timeout: Some(time) };
+            // To the end and not in slices: where another thread polls as a wait's time runs out, wgpu 30 can panic (its pull
+            // request 9958).
+            let wait = |index| {
+                // No time at all is a device that never answers, however fast it is.
+                if timeout.is_zero() {
+                    return Err("no answer within 0 s".to_string());
+                }
+                let wait = wgpu::PollType::Wait { submission_index: index, timeout: Some(timeout) };
                 // wgpu panics where the driver's answer is an error. Without this thread, reads would wait for ever.
                 match catch_unwind(AssertUnwindSafe(|| device.poll(wait))) {
-                    Ok(polled) => polled.map(drop).map_err(|error| error.to_string()),
+                    Ok(polled) => {
+                        polled.map(drop).map_err(|e| format!("no answer within {} s: {e}", timeout.as_secs_f64()))
+                    }
                     Err(_) => {
                         fault.lose(LossReason::Driver, "waiting for it panicked".into());
                         Err(String::new())
@@ -276,16 +232,14 @@ impl Poller {
             };
             // Ends when the sender is dropped with its device.
             serve(received, &fault, |index| {
-                let answer = faults
-                    .poll(&device, &fault)
-                    .and_then(|()| answer(timeout, &fault, |slice| wait(Some(index.clone()), slice)));
+                let answer = faults.poll(&device, &fault).and_then(|()| wait(Some(index)));
                 is_answered &= answer.is_ok();
                 answer
             });
             // Letting go of a queue waits for its work, without a limit: the process could not end. One that was given up as slow
             // may still be done.
             let is_slow = fault.lost() == Some(LossReason::SlowStep);
-            let lets_go = is_answered || is_slow && wait(None, timeout).is_ok();
+            let lets_go = is_answered || is_slow && wait(None).is_ok();
             if !lets_go {
                 std::mem::forget((device.clone(), queue));
             }
@@ -293,34 +247,11 @@ impl Poller {
         Poller { requests: Some(requests), thread: Some(thread), fault }
     }
 
+    /// Gives the signal if the submission is not to be waited for, because the device is lost; the callback gives it otherwise.
     pub fn wait_for(&self, index: wgpu::SubmissionIndex, signal: Arc<Mutex<Signal>>) {
+        self.fault.tell(&signal);
         // The thread lives as long as this sender.
         let _ = self.requests.as_ref().map(|requests| requests.send((index, signal)));
-    }
-}
-
-/// Waits for an answer, in slices, until the time is over or the device is given up. No time at all is a device that never
-/// answers, however fast it is.
-///
-/// # Errors
-/// A sentence if there was none.
-#[cfg(not(target_arch = "wasm32"))]
-fn answer(
-    timeout: std::time::Duration,
-    fault: &Fault,
-    mut wait: impl FnMut(std::time::Duration) -> Result<(), String>,
-) -> Result<(), String> {
-    let start = std::time::Instant::now();
-    let mut said = String::new();
-    loop {
-        let left = timeout.saturating_sub(start.elapsed());
-        if left.is_zero() || fault.lost().is_some() {
-            return Err(format!("no answer within {} s: {said}", timeout.as_secs_f64()));
-        }
-        match wait(left.min(SLICE)) {
-            Ok(()) => return Ok(()),
-            Err(error) => said = error,
-        }
     }
 }
 
@@ -369,6 +300,7 @@ impl Poller {
 #[cfg(all(test, not(target_arch = "wasm32")))]
 mod tests {
     use super::*;
+    use std::task::Waker;
 
     #[test]
     fn a_submission_that_is_not_answered_is_waited_for_once() {
