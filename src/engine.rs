@@ -14,6 +14,7 @@ mod pages;
 mod passes;
 mod queue;
 mod sequence;
+mod stage;
 mod stream;
 #[cfg(not(target_arch = "wasm32"))]
 mod watchdog;

@@ -8,6 +8,7 @@ use common::shared::executors;
 use common::{Rng, block_on, find_data};
 use tilewright::engine::{Driver, Engine, EngineOptions, Request, Stream, Usage};
 use tilewright::generate::{Piece, StopReason};
+use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::{Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
@@ -19,6 +20,14 @@ fn builtin(device: &Device) -> Model {
 fn tiny(device: &Device, name: &str) -> Model {
     let path = find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
     Model::load(device, path, LoadOptions::default()).unwrap()
+}
+
+/// The same with the last `gpu_layers` of its layers on a GPU and the others on the CPU, or all on a CPU.
+fn split(device: &Device, name: &str, gpu_layers: u32) -> Model {
+    let path = find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
+    let gpu_layers = device.is_gpu().then_some(gpu_layers);
+    let options = LoadOptions { gpu_layers, exact: true, kv_type: KvType::F32, ..LoadOptions::default() };
+    Model::load(device, path, options).unwrap()
 }
 
 /// Tells of each token the 3 likeliest ones, so that equal texts have equal logits.
@@ -101,6 +110,9 @@ fn texts_are_the_same_alone_and_in_any_batch() {
             false => &["gemma3", "granite-moe", "qwen35"],
         };
         models.extend(others.iter().map(|name| (*name, tiny(&device, name))));
+        if device.is_gpu() {
+            models.push(("gemma3, half on the CPU", split(&device, "gemma3", 2)));
+        }
         for (name, model) in models {
             let n = 9;
             let requests: Vec<Request> = prompts(&model, n, 1)
@@ -288,9 +300,13 @@ fn dropped_texts_leave_the_others_alone() {
 fn what_the_cache_has_no_room_for_comes_back_from_the_host() {
     const PAGE: usize = 64;
     for device in executors() {
-        for name in ["llama3-rope", "gemma3", "qwen35"] {
+        for (name, gpu_layers) in [("llama3-rope", None), ("gemma3", None), ("qwen35", None), ("qwen35", Some(2))] {
+            if gpu_layers.is_some() && !device.is_gpu() {
+                continue;
+            }
             let path = find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
-            let load_options = LoadOptions { context_length: Some(4 * PAGE as u32), ..LoadOptions::default() };
+            let context_length = Some(4 * PAGE as u32);
+            let load_options = LoadOptions { context_length, gpu_layers, ..LoadOptions::default() };
             let model = Model::load(&device, path, load_options).unwrap();
             let request = |seed| Request::new(ids(3 * PAGE + 9, seed, &model), greedy(6));
             let run = |host_cache_bytes| {
@@ -319,6 +335,50 @@ fn what_the_cache_has_no_room_for_comes_back_from_the_host() {
             let (few, stats) = run(stats.host_page_bytes / 6 + 1);
             assert_eq!(few.map(|text| text.pieces), without.map(|text| text.pieces), "{name}");
             assert!(stats.n_host_pages <= 1 && stats.restored_pages <= 1, "{name}: {stats:?}");
+        }
+    }
+}
+
+/// Where the CPU computes the first layers of all sequences, texts are those of the CPU alone, and so are the probabilities but for
+/// the order of sums: layers with all keys, with windows and with states, on either device. What begins alike is computed once.
+#[test]
+fn layers_that_the_cpu_computes_leave_the_same_texts() {
+    let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
+    for name in ["llama3-rope", "gemma3", "lfm2", "qwen35", "gpt-oss"] {
+        let whole = split(&common::cpu(), name, 0);
+        let n_layers = whole.config().n_layers();
+        let mut requests: Vec<(usize, Request)> = prompts(&whole, 5, 4)
+            .into_iter()
+            .enumerate()
+            .map(|(i, ids)| {
+                let sampled = GenerateOptions { temperature: 0.9, top_k: 30, seed: i as u64, ..greedy(8 + i) };
+                (2 * i, Request::new(ids, if i % 2 == 0 { greedy(8 + i) } else { sampled }))
+            })
+            .collect();
+        requests.extend([
+            (0, Request::new(ids(150, 9, &whole), greedy(4))),
+            (40, Request::new(ids(150, 9, &whole), greedy(4))),
+        ]);
+        let options = EngineOptions { max_sequences: 4, ..EngineOptions::default() };
+        let (want, _) = together(&whole, &options, &requests);
+        for gpu_layers in [1, n_layers - 1] {
+            let model = split(&gpu, name, gpu_layers);
+            let (_, driver) = Engine::new(&model, &options).unwrap();
+            let cpu_bytes = driver.cpu_plan().map(|plan| plan.total_bytes());
+            assert!(cpu_bytes.is_some_and(|bytes| bytes > 0), "{name}: {cpu_bytes:?}");
+            drop(driver);
+            let (got, engine) = together(&model, &options, &requests);
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let context = format!("{name}, {gpu_layers} layers on the GPU: text {i}");
+                assert_eq!(got.ids(), want.ids(), "{context}");
+                for (piece, of_cpu) in got.pieces.iter().zip(&want.pieces) {
+                    let logprob = |piece: &Piece| piece.logprobs.as_ref().expect("they are asked for").logprob;
+                    let difference = (logprob(piece) - logprob(of_cpu)).abs();
+                    assert!(difference < 1e-3, "{context}: probabilities differ by {difference}");
+                }
+            }
+            assert_eq!(engine.stats().cached_tokens, 128, "{name}: two pages");
+            assert_eq!(engine.stats().n_ahead_passes, 0, "the CPU needs each token first");
         }
     }
 }

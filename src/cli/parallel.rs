@@ -24,7 +24,6 @@ const OF_ONE: &[&str] = &[
     "mtp",
     "tokens_per_submit",
     "stream_rows",
-    "gpu_layers",
     #[cfg(feature = "grammar")]
     "tools",
 ];

@@ -14,7 +14,7 @@ use super::sequence::Sequence;
 use super::stream::Teller;
 #[cfg(not(target_arch = "wasm32"))]
 use super::watchdog::Watchdog;
-use crate::device::{Device, pause};
+use crate::device::pause;
 use crate::error::Error;
 use crate::generate::{Model, StopReason};
 use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
@@ -62,7 +62,7 @@ impl Driver {
         shared: Arc<Shared>,
         number: usize,
     ) -> Result<Driver, Error> {
-        model.expect_whole("engine")?;
+        model.expect_off_file("engine")?;
         let passes = declare(model, options)?;
         let n_copies = n_copies(model, options);
         let pages = Pages::new(passes.n_pages(), options.prefix_cache, n_copies, options.host_cache_bytes);
@@ -86,9 +86,14 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Memory of the weights and of what all sequences share.
+    /// Memory of the weights and of what all sequences share, on the model's device.
     pub fn plan(&self) -> MemoryPlan {
         self.passes.plan()
+    }
+
+    /// The same on the CPU, if it computes the first layers.
+    pub fn cpu_plan(&self) -> Option<MemoryPlan> {
+        self.passes.first_plan()
     }
 
     /// Computes until no request comes any more. After an error all that were computed have failed.
@@ -336,7 +341,7 @@ impl Driver {
     async fn take_up(&mut self, sequence: &mut Sequence) -> Result<(), Error> {
         // Before another page takes the copy's place.
         if let Some(copy) = sequence.copy.take() {
-            self.passes.restore_states(self.model.device(), copy, sequence.slot)?;
+            self.passes.restore_states(copy, sequence.slot)?;
         }
         let on_host = std::mem::take(&mut sequence.on_host);
         if on_host.is_empty() {
@@ -350,15 +355,15 @@ impl Driver {
             states = page.as_ref().and_then(|page| page.states.clone());
             let Some(page) = page else { break };
             let id = sequence.take_back(content, &mut self.pages)?;
-            self.passes.write_page(self.model.device(), id, &page.keys)?;
+            self.passes.write_page(id, &page.keys)?;
             n_restored += 1;
         }
         self.update(|stats| stats.restored_pages += n_restored);
         match (n_copies(&self.model, &self.options), states) {
             (None, _) => Ok(()),
             (Some(_), Some(states)) => {
-                self.passes.write_states(self.model.device(), sequence.slot, &states)?;
-                keep_states(self.model.device(), &self.passes, &mut self.pages, sequence)
+                self.passes.write_states(sequence.slot, &states)?;
+                keep_states(&self.passes, &mut self.pages, sequence)
             }
             // Without the states after them, pages are of no use.
             (Some(_), None) => {
@@ -372,7 +377,7 @@ impl Driver {
     async fn make_free(&mut self, n: usize) -> Result<(), Error> {
         let mut n_spilled = 0;
         while let Some((id, copy)) = self.pages.next_to_go(n) {
-            let page = self.passes.read_page(self.model.device(), id, copy).await?;
+            let page = self.passes.read_page(id, copy).await?;
             self.pages.goes(id, page);
             n_spilled += 1;
         }
@@ -389,16 +394,13 @@ impl Driver {
         let Some(at) = self.running.iter().position(|sequence| sequence.n_left() > 0) else { return Ok(()) };
         let n_tokens = self.running[at].next_len(most as usize, n_copies(&self.model, &self.options).is_some());
         self.make_free(self.running[at].pages_for(n_tokens)).await?;
-        let Driver { model, passes, pages, running, .. } = self;
+        let Driver { passes, pages, running, .. } = self;
         let sequence = &mut running[at];
         let ids = sequence.next_tokens(n_tokens).to_vec();
         sequence.make_room(n_tokens, pages)?;
-        let device = model.device();
-        device.write(&passes.prompt.tokens, sequence.n_cached(), &ids)?;
-        passes.prompt.state.set_rows(device, &[sequence.row(ids.len() as u32)])?;
-        device.run(passes.of_prompt(model, ids.len() as u32).await?)?;
+        passes.compute_prompt(sequence.row(ids.len() as u32), &ids).await?;
         sequence.computed(ids.len(), pages);
-        keep_states(device, passes, pages, sequence)?;
+        keep_states(passes, pages, sequence)?;
         self.update(|stats| {
             stats.n_prompt_passes += 1;
             stats.prompt_tokens += ids.len() as u64;
@@ -437,15 +439,15 @@ impl Driver {
                 // Those that are chosen join them on the device.
                 if !sequence.has_tokens {
                     device.write(
-                        &passes.rows.tokens,
-                        sequence.slot as usize * passes.rows.capacity(),
+                        &passes.rows().tokens,
+                        sequence.slot as usize * passes.rows().capacity(),
                         sequence.ids(),
                     )?;
                     sequence.has_tokens = true;
                 }
                 let biases = sequence.request.options.biases();
                 if !biases.is_empty() {
-                    device.write(&passes.rows.biases, row * 2 * Sampling::MOST_BIASES as usize, &biases)?;
+                    device.write(&passes.rows().biases, row * 2 * Sampling::MOST_BIASES as usize, &biases)?;
                 }
             }
             if ending.mask {
@@ -456,25 +458,23 @@ impl Driver {
                         &all
                     }
                 };
-                device.write(&passes.rows.allowed, row * all.len(), allowed)?;
+                device.write(&passes.rows().allowed, row * all.len(), allowed)?;
             }
         }
         if ending.draw || ending.penalize {
-            device.write(&passes.rows.sampling, 0, bytemuck::cast_slice::<_, u32>(&settings))?;
+            device.write(&passes.rows().sampling, 0, bytemuck::cast_slice::<_, u32>(&settings))?;
         }
         // Rows that count for nothing write to the page and the state that are nobody's.
         rows.resize(rows.len().next_power_of_two(), StateRow::default());
-        passes.rows.state.set_rows(device, &rows)?;
+        passes.set_rows(&rows)?;
         self.ahead.begin(ready.iter().map(|&i| self.running[i].slot).collect(), ending, broken);
         self.submit_pass().await
     }
 
     /// Submits the pass over the rows of those that are in flight.
     async fn submit_pass(&mut self) -> Result<(), Error> {
-        let Driver { model, passes, ahead, .. } = self;
-        let chosen = passes.rows.chosen.clone();
-        let pass = passes.of_rows(model, ahead.rows.len() as u32, ahead.ending).await?;
-        ahead.submitted(model.device().run_and_read(pass, &chosen)?);
+        let Driver { passes, ahead, .. } = self;
+        ahead.submitted(passes.submit_rows(ahead.rows.len() as u32, ahead.ending).await?);
         Ok(())
     }
 
@@ -484,13 +484,13 @@ impl Driver {
         while self.may_run_ahead() {
             let n = self.ahead.len() + 1;
             self.make_free(self.running.iter().map(|sequence| sequence.pages_for(n)).sum()).await?;
-            let Driver { model, passes, pages, running, ahead, .. } = self;
+            let Driver { passes, pages, running, ahead, .. } = self;
             for (row, &slot) in ahead.rows.iter().enumerate() {
                 let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == slot) else { continue };
                 let n_before = sequence.pages().len();
                 sequence.make_room(n, pages)?;
                 for (at, &page) in sequence.pages().iter().enumerate().skip(n_before) {
-                    passes.rows.state.set_page(model.device(), row, at, page)?;
+                    passes.set_page(row, at, page)?;
                 }
             }
             self.submit_pass().await?;
@@ -523,7 +523,7 @@ impl Driver {
             .iter()
             .any(|sequence| sequence.request.options.logprobs.is_some() && ahead.rows.contains(&sequence.slot));
         // None is submitted after it while these are wanted.
-        let logits: Vec<f32> = if wants_logits { device.read(&passes.rows.logits).await? } else { Vec::new() };
+        let logits: Vec<f32> = if wants_logits { device.read(&passes.rows().logits).await? } else { Vec::new() };
         let chosen = ahead.next().await?;
 
         let vocab_size = model.config().vocab_size as usize;
@@ -535,7 +535,7 @@ impl Driver {
             // Its text may have ended meanwhile.
             let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == slot) else { continue };
             sequence.computed(1, pages);
-            keep_states(device, passes, pages, sequence)?;
+            keep_states(passes, pages, sequence)?;
             n_generated += 1;
             let logits = logits.get(row * vocab_size..(row + 1) * vocab_size);
             let accepted = match (broken.remove(&slot), id) {
@@ -573,9 +573,9 @@ fn n_copies(model: &Model, options: &EngineOptions) -> Option<u32> {
 }
 
 /// Copies the states of a sequence that has just ended a page, so that others can go on from there.
-fn keep_states(device: &Device, passes: &Passes, pages: &mut Pages, sequence: &Sequence) -> Result<(), Error> {
+fn keep_states(passes: &Passes, pages: &mut Pages, sequence: &Sequence) -> Result<(), Error> {
     match sequence.page_at_end().and_then(|page| pages.take_copy(page)) {
-        Some(copy) => passes.keep_states(device, sequence.slot, copy),
+        Some(copy) => passes.keep_states(sequence.slot, copy),
         None => Ok(()),
     }
 }
@@ -592,12 +592,14 @@ fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
     let limit = model.device().target().limits().max_binding_bytes / widest.max().unwrap_or(1).max(1);
     let most = u32::try_from(limit).unwrap_or(u32::MAX).saturating_sub(1).max(pages_each);
     let (n_copies, spills) = (n_copies(model, options), options.host_cache_bytes > 0);
-    let sizes = |n_pages| Sizes { n_sequences, n_pages: n_pages + 1, pages_each, n_copies, spills };
+    let (max_pass, kv_type) = (model.max_pass(), model.kv_type());
+    let sizes = |n_pages| Sizes { n_sequences, n_pages: n_pages + 1, pages_each, n_copies, spills, max_pass, kv_type };
     let asked = options.cache_tokens.map(|tokens| tokens.div_ceil(PAGE).max(pages_each));
     let mut n_pages = asked.unwrap_or(n_sequences.saturating_mul(pages_each)).min(most);
     loop {
         let passes = Passes::declare(model, sizes(n_pages))?;
-        match model.check_fits(&passes.plan(), "fewer sequences or a shorter context would take less") {
+        let fits = model.check_fits(&passes.plan(), "fewer sequences or a shorter context would take less");
+        match fits.and_then(|()| model.check_front_fits(passes.first_plan().as_ref())) {
             Err(Error::Memory { .. }) if asked.is_none() && n_pages > pages_each => {
                 n_pages = (n_pages / 2).max(pages_each)
             }

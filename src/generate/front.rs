@@ -18,6 +18,8 @@ pub(super) struct Front {
     feed: Feed,
     /// Of what the other device reads as well.
     of_both: Feed,
+    /// What the CPU had before anything of the model was there, as far as that is known.
+    limit: Option<Limit>,
 }
 
 impl Front {
@@ -50,7 +52,12 @@ impl Front {
         let feed = Feed::new(catalog, transformer.destinations());
         let is_of_both = |name: &str| other.destinations().any(|(known, _)| known == name);
         let of_both = Feed::new(catalog, transformer.destinations().filter(|(name, _)| is_of_both(name)));
-        Ok(Front { device, transformer, feed, of_both })
+        let limit = Limit::of(None, device.available_bytes());
+        Ok(Front { device, transformer, feed, of_both, limit })
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     pub fn transformer(&self) -> &Transformer {
@@ -73,8 +80,15 @@ impl Front {
     /// # Errors
     /// [`Error::Memory`]; errors of [`RecordedPasses::declare`].
     pub fn check_fits(&self, room: Room) -> Result<(), Error> {
-        let plan = self.plan(room)?;
-        match Limit::of(None, self.device.available_bytes()) {
+        self.check_plan(&self.plan(room)?)
+    }
+
+    /// The same for what else shall be there with its weights.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn check_plan(&self, plan: &MemoryPlan) -> Result<(), Error> {
+        match self.limit {
             Some(limit) if plan.total_bytes() > limit.bytes => {
                 Err(plan.refused(limit.bytes, limit.explained("more layers on the GPU leave less for the CPU".into())))
             }

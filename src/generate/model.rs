@@ -489,32 +489,58 @@ impl Model {
         }
     }
 
-    /// Refuses what needs all layers on the device at once.
-    pub(super) fn expect_resident(&self, option: &'static str) -> Result<(), Error> {
+    /// The layers that the CPU computes before this device does its own, and the CPU.
+    pub(crate) fn front(&self) -> Option<(&Device, &Transformer)> {
         #[cfg(not(target_arch = "wasm32"))]
-        {
-            let streamed =
-                self.inner.streamed.as_ref().map(Streamed::report).map(|streaming| match streaming.experts {
-                    Some(experts) => format!("{} of {} experts there", experts.n_kept, experts.n_experts),
-                    None => format!(
-                        "{} of {} that are read from the file in each pass",
-                        streaming.n_streamed, streaming.n_layers
-                    ),
-                });
-            let on_cpu = self.transformer().layers().start;
-            let found = streamed.or_else(|| (on_cpu > 0).then(|| format!("{on_cpu} that the CPU computes")));
-            if let Some(found) = found {
-                let expected = "a model all of whose layers are on the device".into();
-                return Err(Error::Option { option, expected, found });
-            }
+        return self.inner.front.as_ref().map(|front| (front.device(), front.transformer()));
+        #[cfg(target_arch = "wasm32")]
+        None
+    }
+
+    /// Refuses what takes more than the CPU has for the layers that it computes.
+    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
+    pub(crate) fn check_front_fits(&self, plan: Option<&MemoryPlan>) -> Result<(), Error> {
+        #[cfg(not(target_arch = "wasm32"))]
+        if let (Some(front), Some(plan)) = (&self.inner.front, plan) {
+            return front.check_plan(plan);
         }
-        let _ = option;
         Ok(())
     }
 
-    /// Refuses what needs the whole model on the device at once, tables of tokens included.
-    pub(crate) fn expect_whole(&self, option: &'static str) -> Result<(), Error> {
-        self.expect_resident(option)?;
+    /// Refuses what needs all layers on the device at once.
+    pub(super) fn expect_resident(&self, option: &'static str) -> Result<(), Error> {
+        self.expect_layers_off_file(option)?;
+        match self.transformer().layers().start {
+            0 => Ok(()),
+            on_cpu => Err(Error::Option {
+                option,
+                expected: "a model all of whose layers are on the device".into(),
+                found: format!("{on_cpu} that the CPU computes"),
+            }),
+        }
+    }
+
+    /// Refuses what cannot wait for layers that are read from the file.
+    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
+    fn expect_layers_off_file(&self, option: &'static str) -> Result<(), Error> {
+        #[cfg(not(target_arch = "wasm32"))]
+        if let Some(streaming) = self.inner.streamed.as_ref().map(Streamed::report) {
+            let expected = "a model all of whose layers are on the device".into();
+            let found = match streaming.experts {
+                Some(experts) => format!("{} of {} experts there", experts.n_kept, experts.n_experts),
+                None => format!(
+                    "{} of {} that are read from the file in each pass",
+                    streaming.n_streamed, streaming.n_layers
+                ),
+            };
+            return Err(Error::Option { option, expected, found });
+        }
+        Ok(())
+    }
+
+    /// Refuses what cannot wait for layers or rows of tables that are read from the file.
+    pub(crate) fn expect_off_file(&self, option: &'static str) -> Result<(), Error> {
+        self.expect_layers_off_file(option)?;
         #[cfg(not(target_arch = "wasm32"))]
         if self.row_tables().is_some() {
             let (expected, found) = ("a model all of whose tables are on the device".into(), "some in the file".into());

@@ -94,6 +94,7 @@ impl PassTensors {
         Ok(PassTensors {
             state: StepState::declare_shared(Some(n_rows), n_pages)?,
             tokens: tensor("tokens", &[n_slots, n_pages.saturating_mul(PAGE)], DType::U32)?,
+            stream: tensor("stream", &[n_rows, config.dim], DType::F32)?,
             logits: tensor("logits", &[n_rows, config.vocab_size], DType::F32)?,
             sampling: tensor("sampling", &[n_rows, Sampling::WORDS], DType::U32)?,
             biases: tensor("biases", &[n_rows, 2 * Sampling::MOST_BIASES], DType::U32)?,
@@ -208,7 +209,8 @@ pub struct RowsEnding {
 impl Transformer {
     /// Records a pass over one token of each of `n_rows` sequences that share a cache: to `io.chosen` the tokens that are
     /// most likely, or drawn where a row's temperature is not 0. The state moves on to them, so that the next pass over the same
-    /// rows needs no word from the host.
+    /// rows needs no word from the host. Of a part of a model that lacks the last layers, what it leaves for the other part comes
+    /// instead, as in [`Transformer::record_pass`].
     ///
     /// # Errors
     /// As [`Transformer::record_pass`].
@@ -221,6 +223,9 @@ impl Transformer {
         ending: RowsEnding,
     ) -> Result<(), Error> {
         let h = self.record_layers(rec, cache, io, n_rows, &mut |_, _| Ok(()))?; // [R, C]
+        if !self.is_last() {
+            return scale(rec, &h, &io.stream.first_rows(n_rows)?, 1.0); // [R, C]
+        }
         let logits = io.logits.first_rows(n_rows)?;
         self.record_head(rec, &h, &logits)?; // [R, V]
         let sampling = io.sampling.first_rows(n_rows)?;

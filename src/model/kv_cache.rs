@@ -118,20 +118,21 @@ impl KvCache {
         })
     }
 
-    /// Declares a cache that sequences share: `n_pages` pages of [`PAGE`] positions, the first of which is nobody's, and states
+    /// Declares a cache for some layers that sequences share: `n_pages` pages of [`PAGE`] positions, the first of which is nobody's, and states
     /// of `n_slots` sequences. Each has up to `capacity` positions, a multiple of a page.
     ///
     /// # Errors
     /// As [`KvCache::declare`].
     pub fn declare_shared(
         config: &ModelConfig,
+        layers: Range<u32>,
         kind: KvType,
         [n_pages, n_slots, capacity]: [u32; 3],
     ) -> Result<KvCache, Error> {
         let layer = |(l, block): (usize, &Block)| -> Result<LayerCache, Error> {
             LayerCache::declare(config, (l, block), kind, [n_pages.saturating_mul(PAGE), capacity], n_slots)
         };
-        KvCache::of_layers(config, 0..config.n_layers(), capacity, None, layer)
+        KvCache::of_layers(config, layers, capacity, None, layer)
     }
 
     /// A cache of what `layer` declares for each layer that does not read an earlier one's keys.
