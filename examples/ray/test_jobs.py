@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -275,9 +276,11 @@ class Adapter(unittest.TestCase):
 
 
 def setUpModule():
-    global MODEL
+    global MODEL, PROGRAM
     folder = tempfile.TemporaryDirectory()
     unittest.addModuleCleanup(folder.cleanup)
+    # Processes are found by their path, to be killed: those of a copy are this test's.
+    PROGRAM = shutil.copy2(PROGRAM, folder.name)
     MODEL = make_model(pathlib.Path(folder.name) / "model")
 
 
