@@ -86,14 +86,9 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Memory of the weights and of what all sequences share, on the model's device.
+    /// Memory of the weights and of what all sequences share, with that of the CPU if it computes the first layers.
     pub fn plan(&self) -> MemoryPlan {
-        self.passes.plan()
-    }
-
-    /// The same on the CPU, if it computes the first layers.
-    pub fn cpu_plan(&self) -> Option<MemoryPlan> {
-        self.passes.first_plan()
+        self.passes.first_plan().unwrap_or_default() + self.passes.plan()
     }
 
     /// Computes until no request comes any more. After an error all that were computed have failed.
