@@ -252,7 +252,7 @@ impl AnswerReader {
     }
 
     /// Whether a thought is open.
-    #[cfg(all(target_arch = "wasm32", feature = "web-text"))]
+    #[cfg(any(feature = "serve", all(target_arch = "wasm32", feature = "web-text")))]
     pub(crate) fn is_thinking(&self) -> bool {
         matches!(self.state, State::Thinking | State::ThoughtName(_))
     }

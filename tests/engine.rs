@@ -300,7 +300,8 @@ fn dropped_texts_leave_the_others_alone() {
 fn what_the_cache_has_no_room_for_comes_back_from_the_host() {
     const PAGE: usize = 64;
     for device in executors() {
-        for (name, gpu_layers) in [("llama3-rope", None), ("gemma3", None), ("qwen35", None), ("qwen35", Some(2))] {
+        let split = [("gemma3", Some(3)), ("qwen35", Some(2))];
+        for (name, gpu_layers) in [("llama3-rope", None), ("gemma3", None), ("qwen35", None)].into_iter().chain(split) {
             if gpu_layers.is_some() && !device.is_gpu() {
                 continue;
             }

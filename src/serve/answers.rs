@@ -130,6 +130,14 @@ struct Running {
     stages: Stages,
 }
 
+/// What a request has taken.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Used {
+    pub tokens: Usage,
+    /// Those of the answers' tokens that are thoughts, with the marks around these.
+    pub reasoning_tokens: usize,
+}
+
 /// The answers of a request. Dropping them cancels those in progress.
 pub struct Answers {
     lease: Lease,
@@ -142,6 +150,7 @@ pub struct Answers {
     /// Of each prompt, how many answers it has, and its numbers.
     n_each: usize,
     usages: Vec<Usage>,
+    n_reasoning: usize,
     /// The trace of all of them.
     operation: Operation,
 }
@@ -181,6 +190,7 @@ impl Answers {
             said: VecDeque::new(),
             n_each,
             usages: vec![Usage::default(); n],
+            n_reasoning: 0,
             operation,
         };
         match answers.submit(false) {
@@ -219,7 +229,7 @@ impl Answers {
     }
 
     /// Tokens of all prompts and answers so far.
-    pub fn usage(&self) -> Usage {
+    pub fn usage(&self) -> Used {
         let mut sum = Usage::default();
         for (index, usage) in self.usages.iter().enumerate() {
             // All answers to a prompt have it in common; what the later ones found of it was computed for the first.
@@ -229,7 +239,7 @@ impl Answers {
             }
             sum.completion_tokens += usage.completion_tokens;
         }
-        sum
+        Used { tokens: sum, reasoning_tokens: self.n_reasoning }
     }
 
     /// What comes next; `None` when all answers are over.
@@ -300,7 +310,11 @@ impl Answers {
             delta.tokens.extend(answer.held.drain(..n_certain));
         }
         match &mut answer.reader {
-            Some(reader) => delta.add(reader.push(piece.id, &piece.text)?),
+            Some(reader) => {
+                let was_thinking = reader.is_thinking();
+                delta.add(reader.push(piece.id, &piece.text)?);
+                self.n_reasoning += usize::from(was_thinking || reader.is_thinking());
+            }
             None => delta.text = piece.text,
         }
         answer.has_calls |= !delta.calls.is_empty();
@@ -372,7 +386,7 @@ impl Drop for Answers {
             self.usages[answer.index] = usage;
             answer.stages.end(usage, None);
         }
-        self.operation.used(|| self.usage());
+        self.operation.used(|| self.usage().tokens);
     }
 }
 
@@ -412,11 +426,12 @@ impl CallIds {
 }
 
 /// Numbers of a request as OpenAI's interface tells them.
-pub fn usage_told(usage: Usage) -> Json {
+pub fn usage_told(Used { tokens: usage, reasoning_tokens }: Used) -> Json {
     json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     })
 }

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Answers, CallIds, Delta, End, Said};
+use super::answers::{Answers, CallIds, Delta, End, Said, Used};
 use super::app::{App, Asked, Head};
 use super::chat::tokens_told;
 use super::conversation::{Conversation, arguments_of, constraint_of, effort_of, joined, tool_of};
@@ -17,7 +17,6 @@ use super::sampling::Sampling;
 use super::sse::{Gone, Parts, Style, streamed};
 use crate::answer::ToolCall;
 use crate::chat::Message;
-use crate::engine::Usage;
 use crate::grammar::ToolChoice;
 
 const FIELDS: &[&str] = &[
@@ -212,7 +211,7 @@ struct Told {
 
 impl Told {
     /// The answer as it is now.
-    fn object(&self, status: &str, end: Option<End>, usage: Option<Usage>) -> Json {
+    fn object(&self, status: &str, end: Option<End>, usage: Option<Used>) -> Json {
         let cut = end.filter(End::is_cut).map(|_| json!({"reason": "max_output_tokens"}));
         let mut told = json!({
             "id": self.head.id,
@@ -223,11 +222,11 @@ impl Told {
             "incomplete_details": cut,
             "model": self.head.model,
             "output": self.items,
-            "usage": usage.map(|usage| json!({
+            "usage": usage.map(|Used { tokens: usage, reasoning_tokens }| json!({
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": usage.cached_tokens},
                 "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             })),
         });

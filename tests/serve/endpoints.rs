@@ -1,5 +1,6 @@
 //! What endpoints answer, next to what the library gives.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -8,8 +9,8 @@ use base64::Engine as _;
 use serde_json::{Value as Json, json};
 use tilewright::chat::{ChatOptions, ChatTemplate, Message};
 use tilewright::engine::EngineOptions;
-use tilewright::serve::{KeepOptions, ModelSpec, ServerOptions};
-use tilewright::{Device, GenerateOptions, Model};
+use tilewright::serve::{Decoder, KeepOptions, Loaded, ModelSpec, ServerOptions};
+use tilewright::{Device, GenerateOptions, LoadOptions, Model};
 
 use super::client::{done, get, post};
 use super::common::{block_on, collect};
@@ -67,6 +68,7 @@ fn chats_are_the_models_own_whole_and_streamed() {
     assert_eq!(usage["completion_tokens"], json!(24));
     assert_eq!(usage["total_tokens"].as_u64().unwrap(), 24 + usage["prompt_tokens"].as_u64().unwrap());
     assert!(usage["prompt_tokens_details"]["cached_tokens"].is_u64());
+    assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], json!(0));
 
     let mut streamed = asked;
     streamed["stream"] = true.into();
@@ -197,6 +199,45 @@ fn tools_are_called_by_their_schemas_and_answers_match_theirs() {
             false => assert!(text.starts_with('{'), "{text}"),
         }
     }
+}
+
+/// The built-in model with a chat template, whose bytes stand before those of all other keys.
+fn with_template(template: &str) -> Vec<u8> {
+    const KEY: &str = "tokenizer.chat_template";
+    const BEFORE_KEYS: usize = 24;
+    // A comment in front, as long as tensors need it to stay aligned.
+    let size = 8 + KEY.len() + 4 + 8 + "{##}".len() + template.len();
+    let template = format!("{{#{}#}}{template}", " ".repeat(size.next_multiple_of(32) - size));
+    let file = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf")).unwrap();
+    let (head, rest) = file.split_at(BEFORE_KEYS);
+    let n_keys = u64::from_le_bytes(head[16..].try_into().unwrap()) + 1;
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let key = [text(KEY), 8u32.to_le_bytes().to_vec(), text(&template)].concat();
+    [&head[..16], &n_keys.to_le_bytes(), &key, rest].concat()
+}
+
+/// A thought that the prompt begins and nobody ends: all of its tokens count as such.
+#[test]
+fn tokens_of_thoughts_are_counted() {
+    let path = std::env::temp_dir().join(format!("tilewright-thinks-{}.gguf", std::process::id()));
+    std::fs::write(&path, with_template("{{ messages[0].content }}<think>")).unwrap();
+    let file = path.clone();
+    let thinker = ModelSpec::new("thinker", 1 << 20, move || {
+        let model = Model::load(&Device::cpu(), &file, LoadOptions::default())?;
+        Ok(Loaded::Decoder(Arc::new(Decoder::new(&model, &EngineOptions::default(), None)?)))
+    });
+    let server = start(vec![thinker], ServerOptions::default());
+    let asked = json!({"model": "thinker", "messages": messages(), "max_tokens": 12, "logit_bias": {"2": -100}});
+    let whole = done(server.address, "/v1/chat/completions", asked).json();
+    let details = &whole["usage"]["completion_tokens_details"];
+    assert_eq!((&whole["usage"]["completion_tokens"], &details["reasoning_tokens"]), (&json!(12), &json!(12)));
+    assert!(!whole["choices"][0]["message"]["reasoning_content"].as_str().unwrap().is_empty(), "{whole}");
+    let asked = json!({"model": "thinker", "input": PROMPT, "max_output_tokens": 9, "temperature": 0});
+    let whole = done(server.address, "/v1/responses", asked).json();
+    let usage = &whole["usage"];
+    assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], usage["output_tokens"], "{usage}");
+    drop(server);
+    std::fs::remove_file(path).unwrap();
 }
 
 #[test]
