@@ -50,7 +50,7 @@ pub struct Spread {
 impl Spread {
     /// The spread of `values`; zeros if there are none.
     pub fn of(mut values: Vec<f64>) -> Spread {
-        values.sort_by(f64::total_cmp);
+        crate::sort::by(&mut values, f64::total_cmp);
         let at = |i: usize| values.get(i).copied().unwrap_or_default();
         Spread { lowest: at(0), median: at(values.len() / 2), highest: at(values.len().saturating_sub(1)) }
     }
@@ -70,7 +70,7 @@ pub struct Percentiles {
 impl Percentiles {
     /// The percentiles of `values`; zeros if there are none.
     pub fn of(mut values: Vec<f64>) -> Percentiles {
-        values.sort_by(f64::total_cmp);
+        crate::sort::by(&mut values, f64::total_cmp);
         let rank = |percent: usize| (values.len() * percent).div_ceil(100);
         let at = |percent| values.get(rank(percent).saturating_sub(1)).copied().unwrap_or_default();
         Percentiles { p50: at(50), p95: at(95), p99: at(99) }

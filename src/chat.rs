@@ -22,13 +22,12 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use aho_corasick::{AhoCorasick, MatchKind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 use crate::error::Error;
 use crate::load::ChatSource;
-use crate::tokenizer::{EncodeOptions, Tokenizer};
+use crate::tokenizer::{EncodeOptions, Search, Tokenizer};
 use parser::Template;
 use values::{Budget, Dict, Fault, Seq, Text, Value};
 
@@ -535,8 +534,7 @@ struct Found {
 fn special_tokens_in(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<Found>, Error> {
     let (names, ids): (Vec<&str>, Vec<u32>) = tokenizer.special_tokens().unzip();
     // As the tokenizer itself searches.
-    let names = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(names);
-    let names = names.map_err(|error| Error::Tokenizer {
+    let names = Search::new(&names).map_err(|error| Error::Tokenizer {
         field: "special tokens".into(),
         expected: "few and short enough to search for".into(),
         found: error.to_string(),

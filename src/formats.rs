@@ -119,7 +119,7 @@ impl NameIndex {
         let hasher = RandomState::new();
         let name_of = |slot: &(u32, u32)| name(slot.1 as usize);
         let mut slots: Vec<_> = (0..n_items).map(|item| (hash(&hasher, name(item)), item as u32)).collect();
-        slots.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| name_of(a).cmp(name_of(b))).then(a.1.cmp(&b.1)));
+        crate::sort::by(&mut slots, |a, b| a.0.cmp(&b.0).then_with(|| name_of(a).cmp(name_of(b))));
         let is_duplicate = |pair: &&[(u32, u32)]| pair[0].0 == pair[1].0 && name_of(&pair[0]) == name_of(&pair[1]);
         match slots.windows(2).find(is_duplicate) {
             Some(pair) => Err([pair[0].1 as usize, pair[1].1 as usize]),

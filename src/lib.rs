@@ -79,6 +79,7 @@ mod saving;
 #[cfg(all(feature = "serve", not(target_arch = "wasm32")))]
 pub mod serve;
 pub mod shaders;
+mod sort;
 mod target;
 mod tensor;
 pub mod tokenizer;

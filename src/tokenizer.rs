@@ -33,6 +33,8 @@ use std::sync::Arc;
 pub use cache::EncodingCache;
 pub use decode::StreamDecoder;
 pub use json::TokenizerConfig;
+#[cfg(feature = "chat")]
+pub(crate) use special::Search;
 pub use vocab::{TokenType, Vocab};
 
 use crate::error::Error;

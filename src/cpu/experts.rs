@@ -8,6 +8,7 @@ use crate::kernels::{
     ACCUMULATE, APART, BIAS, ExpertDownParams, ExpertGateUpParams, ExpertMatmulParams, ExpertSumParams,
     ExpertTilesParams, GATED, ROUTE_BIAS, RouteParams, SHARES, SIGMOID, UPS,
 };
+use crate::sort;
 
 pub(crate) fn route(mut call: Call<'_>) {
     let params: RouteParams = call.params();
@@ -30,9 +31,8 @@ pub(crate) fn route(mut call: Call<'_>) {
             logits.iter().map(|&logit| (logit - highest).exp() / sum).collect()
         };
         let chosen_by = |e: usize| scores[e] + if params.flags & ROUTE_BIAS != 0 { bias[e] } else { 0.0 };
-        let mut order: Vec<usize> = (0..n_experts).collect();
-        // The order is stable: among equals the lowest number comes first.
-        order.sort_by(|&a, &b| chosen_by(b).total_cmp(&chosen_by(a)));
+        // Among equals the lowest number comes first.
+        let order = sort::order(n_experts, &|a, b| chosen_by(b).total_cmp(&chosen_by(a)));
         let total: f32 = order[..n_used].iter().map(|&e| scores[e]).sum();
         let share = if params.flags & SHARES != 0 { params.scale / total } else { params.scale };
         let (chosen, shared) = routes.split_at_mut(n_used);

@@ -247,7 +247,7 @@ fn draw(params: &SampleParams, sampling: &Sampling, pos: u32, logits: &[f32], fo
         let mut listed = lists[..heads.len() * sampling.top_k as usize].to_vec();
         let cut = Candidates::listed(listed.iter().copied()).select_key(sampling.top_k, |_| 1).max(lowest);
         listed.retain(|&[key, _]| key >= cut);
-        listed.sort_unstable_by_key(|&[_, id]| id);
+        crate::sort::by_key(&mut listed, |&[_, id]| id);
         left = Candidates::listed(listed.into_iter());
         // A part left ties with the k-th out.
         if heads.iter().any(|&[_, left_out]| left_out == cut) {

@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::kernels::Pooling;
 use crate::model::{BatchSize, BatchTensors, ScoreHead, Transformer};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
+use crate::sort;
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 use crate::tuning::self_test;
@@ -33,8 +34,7 @@ pub(super) fn size_of(texts: &[&Tokens]) -> BatchSize {
 /// Cuts texts of these lengths into batches of at most `max_tokens`, whose texts are of like length: the numbers of the
 /// texts, batch by batch. A longer text is a batch of its own.
 pub(super) fn batches(lengths: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
-    let mut order: Vec<usize> = (0..lengths.len()).collect();
-    order.sort_by_key(|&i| lengths[i]);
+    let order = sort::order(lengths.len(), &|a, b| lengths[a].cmp(&lengths[b]));
     let mut batches: Vec<Vec<usize>> = Vec::new();
     let mut n_tokens = 0;
     for i in order {

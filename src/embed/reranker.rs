@@ -204,7 +204,7 @@ impl Reranker {
         let scores = self.scores(&pairs(query, documents), progress).await?;
         let mut ranked: Vec<Ranked> =
             scores.into_iter().enumerate().map(|(index, score)| Ranked { index, score }).collect();
-        ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
+        crate::sort::by(&mut ranked, |a, b| b.score.total_cmp(&a.score));
         Ok(ranked)
     }
 

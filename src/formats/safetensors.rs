@@ -146,7 +146,7 @@ fn read(header: &[u8], data_offset: u64, file_len: u64) -> Result<Safetensors, E
 /// Checks that the data of `tensors`, still counted from `data_offset`, fills the file.
 fn check_layout(tensors: &[TensorInfo], data_offset: u64, file_len: u64) -> Result<(), Error> {
     let mut in_order: Vec<&TensorInfo> = tensors.iter().collect();
-    in_order.sort_unstable_by_key(|tensor| (tensor.offset, tensor.size_bytes));
+    crate::sort::by_key(&mut in_order, |tensor| (tensor.offset, tensor.size_bytes));
     let mut end = 0;
     for tensor in in_order {
         if tensor.offset != end {

@@ -30,13 +30,31 @@ pub(super) fn log_sum_exp(logits: &[f32]) -> f64 {
 
 /// The `n` highest logits and their tokens, the first one highest, and the lower id of equals first.
 pub(super) fn likeliest(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
-    let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
-    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    let n = n.min(all.len());
-    if n > 0 && n < all.len() {
-        all.select_nth_unstable_by(n - 1, order);
+    let mut all: Vec<(u32, f32)> = Vec::new();
+    for (id, &logit) in (0..).zip(logits) {
+        let is_no_lower = |&(_, other): &(u32, f32)| other.total_cmp(&logit).is_ge();
+        if all.len() == n && all.last().is_none_or(is_no_lower) {
+            continue;
+        }
+        all.truncate(n - 1);
+        all.insert(all.partition_point(is_no_lower), (id, logit));
     }
-    all.truncate(n);
-    all.sort_unstable_by(order);
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::likeliest;
+
+    /// Next to sorting all, with many equals.
+    #[test]
+    fn likeliest_come_first() {
+        let logits: Vec<f32> = (0..500u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 26) as f32 - 31.0).collect();
+        let mut sorted: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+        sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
+        for n in [0, 1, 2, 19, 499, 500, 501] {
+            assert_eq!(likeliest(&logits, n), sorted[..n.min(500)]);
+        }
+        assert!(likeliest(&[], 3).is_empty());
+    }
 }

@@ -1,6 +1,6 @@
 //! The forward passes of a session: recorded once for a few numbers of tokens, with the tensors that they share.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use crate::device::Device;
 use crate::dtype::DType;
@@ -190,7 +190,9 @@ impl RecordedPasses {
 
     /// Records the passes of all sizes that prompts can need.
     pub fn record_all_sizes(&mut self, target: &Target, transformer: &Transformer) -> Result<(), Error> {
-        let sizes: BTreeSet<u32> = (1..=self.largest()).map(|n_tokens| self.size(n_tokens)).collect();
+        // They grow with the tokens.
+        let mut sizes: Vec<u32> = (1..=self.largest()).map(|n_tokens| self.size(n_tokens)).collect();
+        sizes.dedup();
         sizes.into_iter().rev().try_for_each(|size| self.record_greedy(target, transformer, size))
     }
 

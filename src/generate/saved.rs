@@ -290,7 +290,7 @@ impl Sink for Restoring<'_> {
     fn begin(&mut self, header: Safetensors) -> Result<Vec<TensorInfo>, Error> {
         let told = Told::read(self.session, header)?;
         let mut tensors = told.own.header.tensors.clone();
-        tensors.sort_by_key(|tensor| (told.parts.contains_key(&tensor.name), tensor.offset));
+        crate::sort::by_key(&mut tensors, |tensor| (told.parts.contains_key(&tensor.name), tensor.offset));
         self.told = Some(told);
         Ok(tensors)
     }

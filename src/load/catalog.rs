@@ -432,7 +432,7 @@ impl Feed {
     }
 
     fn of(mut items: Vec<(Entry, Destination)>) -> Feed {
-        items.sort_by_key(|(entry, _)| (entry.file, entry.info.offset));
+        crate::sort::by_key(&mut items, |(entry, _)| (entry.file, entry.info.offset));
         let scales_bytes = |entry: &Entry| entry.scales.as_ref().map_or(0, |(_, scales)| scales.size_bytes);
         let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes + scales_bytes(entry)).sum();
         let edges = TailEdges::default();

@@ -91,7 +91,7 @@ impl WeightShare {
             share.n_elements = share.n_elements.saturating_add(tensor.n_elements());
             share.size_bytes = share.size_bytes.saturating_add(tensor.size_bytes);
         }
-        shares.sort_by_key(|share| (std::cmp::Reverse(share.size_bytes), share.block_type.to_string()));
+        crate::sort::by_key(&mut shares, |share| (std::cmp::Reverse(share.size_bytes), share.block_type.to_string()));
         shares
     }
 }

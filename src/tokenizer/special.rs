@@ -2,16 +2,39 @@
 
 use std::ops::Range;
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
+use std::sync::Arc;
+
+use aho_corasick::automaton::Automaton;
+use aho_corasick::nfa::contiguous::NFA;
+use aho_corasick::{BuildError, Input, Match, MatchKind};
 use unicode_properties::{GeneralCategory as Category, GeneralCategoryGroup as Group, UnicodeGeneralCategory};
 
 use super::vocab::{TokenType, Vocab, fault};
 use crate::error::Error;
 
-/// Finds the longest of its tokens at the leftmost place, in time linear in the text however the tokens overlap.
+/// Finds the longest of several texts at the leftmost place, in time linear in what is searched however they overlap. Of the
+/// automata that could do it this is the one whose size is linear in the texts, too; a table for all bytes may take a kilobyte for
+/// each byte of them.
+#[derive(Debug, Clone)]
+pub(crate) struct Search(Arc<NFA>);
+
+impl Search {
+    /// For these texts.
+    pub fn new(texts: &[&str]) -> Result<Search, BuildError> {
+        NFA::builder().match_kind(MatchKind::LeftmostLongest).build(texts).map(|automaton| Search(Arc::new(automaton)))
+    }
+
+    /// Where they stand, from left to right.
+    pub fn find_iter<'s>(&'s self, text: &'s str) -> impl Iterator<Item = Match> + 's {
+        // Refused is only what this automaton was not made for, such as finding all that overlap.
+        self.0.try_find_iter(Input::new(text)).into_iter().flatten()
+    }
+}
+
+/// Finds its tokens in texts.
 #[derive(Debug, Clone)]
 pub(super) struct Matcher {
-    automaton: Option<AhoCorasick>,
+    search: Option<Search>,
     tokens: Vec<(u32, Rule)>,
     /// Whether names of special tokens are those tokens. Otherwise they stay text, and so does what overlaps them.
     parse_special: bool,
@@ -41,15 +64,11 @@ impl Matcher {
     pub fn new<'v>(tokens: impl Iterator<Item = (u32, &'v str, Rule)>) -> Result<Self, Error> {
         let (tokens, texts): (Vec<(u32, Rule)>, Vec<&str>) = tokens.map(|(id, text, rule)| ((id, rule), text)).unzip();
         if tokens.is_empty() {
-            return Ok(Matcher { automaton: None, tokens, parse_special: true });
+            return Ok(Matcher { search: None, tokens, parse_special: true });
         }
-        let automaton = AhoCorasick::builder()
-            .match_kind(MatchKind::LeftmostLongest)
-            // The faster kind may take a kilobyte for each byte of the tokens.
-            .kind(Some(AhoCorasickKind::ContiguousNFA))
-            .build(&texts)
-            .map_err(|error| fault("special tokens", "few and short enough to search for", error))?;
-        Ok(Matcher { automaton: Some(automaton), tokens, parse_special: true })
+        let search = Search::new(&texts);
+        let search = search.map_err(|error| fault("special tokens", "few and short enough to search for", error))?;
+        Ok(Matcher { search: Some(search), tokens, parse_special: true })
     }
 
     /// `text` cut at the tokens; no fragment is empty.
@@ -58,7 +77,7 @@ impl Matcher {
         let mut done = 0;
         // White space that has been looked at: tokens may themselves be spaces, and each would look at all that follow.
         let mut spaces: Range<usize> = 0..0;
-        for found in self.automaton.iter().flat_map(|automaton| automaton.find_iter(text)) {
+        for found in self.search.iter().flat_map(|search| search.find_iter(text)) {
             let Some(&(id, rule)) = self.tokens.get(found.pattern().as_usize()) else { continue };
             if rule.special && !self.parse_special || rule.single_word && !is_single_word(text, found.range()) {
                 continue;

@@ -109,7 +109,7 @@ impl Model {
         unk_id: Option<u32>,
         byte_ids: Option<Box<[u32; 256]>>,
     ) -> Self {
-        tokens.sort_unstable_by_key(|token| token.0);
+        crate::sort::by(&mut tokens, |a, b| a.0.cmp(b.0));
         let texts: Vec<&str> = tokens.iter().map(|token| token.0).collect();
         Model {
             trie: Trie::new(&texts),

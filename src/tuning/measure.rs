@@ -170,7 +170,7 @@ impl Candidate {
 
     /// The time in the middle, the higher of two.
     fn median(&mut self) -> f64 {
-        self.times.sort_by(f64::total_cmp);
+        crate::sort::by(&mut self.times, f64::total_cmp);
         self.times[self.times.len() / 2]
     }
 

@@ -272,7 +272,7 @@ impl Begun {
         }
         let (live_end, vectors_offset) = (wanted[0].range().end, wanted[1].offset);
         let scales_come_first = wanted.get(2).is_some_and(|scales| scales.offset < vectors_offset);
-        wanted.sort_by_key(|tensor| tensor.offset);
+        crate::sort::by_key(&mut wanted, |tensor| tensor.offset);
         let mut index = Index::new(device, dims, options)?;
         if is_sized {
             index.reserve(count)?;

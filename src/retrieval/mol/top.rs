@@ -57,7 +57,7 @@ impl Top {
     /// In order.
     pub fn into_hits(mut self) -> Vec<Hit> {
         self.cut();
-        self.hits.sort_unstable_by(order);
+        crate::sort::by(&mut self.hits, order);
         self.hits
     }
 }

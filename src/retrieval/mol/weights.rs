@@ -241,7 +241,7 @@ impl Sink for Filling {
         let prefix = header.tensors.iter().find_map(|tensor| tensor.name.find(ANCHOR).map(|at| &tensor.name[..at]));
         let prefix = prefix.unwrap_or_default().to_string();
         let mut wanted: Vec<TensorInfo> = header.tensors.iter().filter(|info| is_number(info)).cloned().collect();
-        wanted.sort_by_key(|info| info.offset);
+        crate::sort::by_key(&mut wanted, |info| info.offset);
         self.0 = Some(File { header, prefix, numbers: RefCell::default() });
         Ok(wanted)
     }
