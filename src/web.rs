@@ -11,6 +11,8 @@ mod embedder;
 #[cfg(feature = "web")]
 mod encoder;
 #[cfg(feature = "web")]
+mod engine;
+#[cfg(feature = "web")]
 mod header;
 #[cfg(feature = "web")]
 mod index;
@@ -66,6 +68,11 @@ pub(crate) async fn next_turn() {
 
 /// A JavaScript error with a `code`.
 fn to_js_error(error: Error) -> JsValue {
+    as_js_error(&error)
+}
+
+/// The same of an error that goes elsewhere as well.
+fn as_js_error(error: &Error) -> JsValue {
     let js = js_sys::Error::new(&error.to_string());
     // Setting a property of a new object succeeds.
     let _ = js_sys::Reflect::set(&js, &"code".into(), &error.code().into());

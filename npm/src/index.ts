@@ -18,7 +18,8 @@ export {
   type KernelOptions, type RopeOptions,
 } from "./kernels.js";
 export { type KeptOptions } from "./kept.js";
-export { Generation, Model } from "./model.js";
+export { Generation } from "./generation.js";
+export { Model } from "./model.js";
 export { Mol, type MolOptions, type MolSearchOptions } from "./mol.js";
 export { type CompletionStream, type CompletionUsage, type FinishReason } from "./openai/answer.js";
 export {
@@ -31,4 +32,5 @@ export { type EmbeddingRequest, type EmbeddingResponse } from "./openai/embeddin
 export { type RequestOptions, type SamplingFields } from "./openai/request.js";
 export { Reranker } from "./reranker.js";
 export { sessions } from "./sessions.js";
+export { Engine } from "./texts.js";
 export type * from "./types.js";

@@ -2,19 +2,19 @@
 
 import { TilewrightError } from "./errors.js";
 import { cachedModels, prefetchModel, removeModel } from "./copies.js";
-import { asJson, constraintOf, toolChoiceOf } from "./format.js";
+import { answering, continuing, Generation, type Ask } from "./generation.js";
 import { isId } from "./given.js";
 import { isHubAddress } from "./hub.js";
 import { inspectModel } from "./inspect.js";
 import { defined, Loaded, loadInto } from "./loaded.js";
 import { known } from "./options.js";
 import table from "./models.js";
-import { PEFT_FILES, type AnswerRequest, type GenerateEvent, type ModelRequest, type Prompt, type SourceSpec } from "./protocol.js";
+import { PEFT_FILES, type ModelRequest, type SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
+import { Engine } from "./texts.js";
 import type {
-  AdapterOptions, CachedModel, ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, HeadOptions, HeadWeights, InspectOptions,
-  KeptSession, KnownModel, LoadOptions, ModelInfo, ModelReport, ModelSource, Piece, PrefetchOptions, RemoveOptions, SaveSessionOptions, Timeline,
-  TokenizeOptions,
+  AdapterOptions, CachedModel, ChatMessage, ChatOptions, EngineOptions, GenerateOptions, HeadOptions, HeadWeights, InspectOptions, KeptSession,
+  KnownModel, LoadOptions, ModelInfo, ModelReport, ModelSource, PrefetchOptions, RemoveOptions, SaveSessionOptions, Timeline, TokenizeOptions,
 } from "./types.js";
 
 /**
@@ -28,9 +28,11 @@ import type {
  * model.free();
  * ```
  *
- * One thing runs at a time on a model: generations queue up in the order in which they were asked for.
+ * One thing runs at a time on a model: generations queue up in the order in which they were asked for. {@link Model.engine} computes many at once.
  */
 export class Model extends Loaded<ModelInfo> {
+  readonly #ask: Ask = (request, options) => this.call("generate", request, options);
+
   /**
    * Loads a model. Its bytes are streamed to the device and never lie in memory as a whole.
    *
@@ -104,12 +106,8 @@ export class Model extends Loaded<ModelInfo> {
    * @throws TypeError, at once, for an option that there is not.
    */
   generate(prompt: string | Uint32Array | readonly number[], options: GenerateOptions = {}): Generation {
-    const { responseFormat, ...rest } = known("generate", options);
-    return new Generation(this, typeof prompt === "string"
-      ? { kind: "text", text: prompt }
-      : { kind: "tokens", ids: Uint32Array.from(prompt) }, rest, () => ({
-      ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false,
-    }));
+    const asked = continuing(prompt, known("generate", options));
+    return new Generation(this.#ask, asked);
   }
 
   /**
@@ -119,28 +117,19 @@ export class Model extends Loaded<ModelInfo> {
    * @throws {@link TilewrightError} `template` from the generation if the model has no chat template, or one that refuses the messages.
    */
   chat(messages: readonly ChatMessage[], options: ChatOptions = {}): Generation {
-    const { tools, toolChoice, parallelToolCalls, thinking, responseFormat, documents, templateVariables, templateName, continueFinalMessage, ...generate } =
-      known("chat", options);
-    const variables = typeof thinking !== "boolean" ? templateVariables : { enable_thinking: thinking, thinking, ...templateVariables };
-    const told = defined({ tools, documents, templateVariables: variables, templateName, continueFinalMessage });
-    const prompt: Prompt = { kind: "chat", messages: messages.map((message) => ({ ...message })), told };
-    return new Generation(this, prompt, generate, () => {
-      const constraint = constraintOf(responseFormat);
-      const choice = toolChoiceOf(toolChoice);
-      const some = tools !== undefined && tools.length > 0 ? asJson("tools", tools) : undefined;
-      if (some === undefined && choice !== "auto" && choice !== "none") {
-        throw new TilewrightError("option", "toolChoice asks for a call, and there are no tools");
-      }
-      const isBound = constraint !== undefined || continueFinalMessage === true;
-      if (isBound && choice !== "auto" && choice !== "none") {
-        throw new TilewrightError("option", "toolChoice asks for a call, and a responseFormat or the final message leaves no room for it");
-      }
-      return {
-        ...defined({ constraint, tools: some, toolChoice: isBound ? undefined : choice, parallel: parallelToolCalls }),
-        reads: constraint !== undefined || thinking !== undefined || toolChoice !== undefined || some !== undefined,
-        mayThink: thinking !== false,
-      };
-    });
+    const asked = answering(messages, known("chat", options));
+    return new Generation(this.#ask, asked);
+  }
+
+  /**
+   * Makes what computes many texts at once, in the place of one after the other: their next tokens in one pass, whose weights are read once
+   * for all of them. Its cache is beside the model's own; a `memoryLimit` counts both.
+   *
+   * @throws {@link TilewrightError}: `option` for an option that is out of range, and for a model that is shared with other tabs; `memory` if
+   * the cache does not fit. TypeError for an option that there is not.
+   */
+  async engine(options: EngineOptions = {}): Promise<Engine> {
+    return Engine.of(this, known("Model.engine", options));
   }
 
   /**
@@ -198,109 +187,6 @@ export class Model extends Loaded<ModelInfo> {
   }
 }
 
-/**
- * A text while it is generated. Iterate over it for its pieces, or await {@link Generation.text}.
- *
- * Leaving the loop early stops the generation, as {@link Generation.stop} does. An abort makes the loop, `text()` and `result` throw the
- * signal's reason.
- */
-export class Generation implements AsyncIterable<Piece> {
-  /** What the generation came to, when it is over. */
-  readonly result: Promise<GenerateResult>;
-  readonly #pieces: Piece[] = [];
-  readonly #ending = new AbortController();
-  #usage: GenerationUsage = { promptTokens: 0, cachedTokens: 0, generatedTokens: 0, prefillSeconds: 0, decodeSeconds: 0 };
-  #failure: { error: unknown } | undefined;
-  #over = false;
-  /** Called when there is a new piece or none to come. */
-  #wake: (() => void)[] = [];
-
-  /** @internal */
-  constructor(
-    model: Model, prompt: Prompt, { signal, logitBias, ...options }: Omit<GenerateOptions, "responseFormat">, answer: () => AnswerRequest,
-  ) {
-    let since = 0;
-    const seconds = (): number => (performance.now() - since) / 1000;
-    const onEvent = (event: GenerateEvent): void => {
-      if (!("id" in event)) {
-        if (this.#pieces.length === 0) {
-          since = performance.now();
-        }
-        this.#usage = { ...this.#usage, ...event };
-        return;
-      }
-      if (this.#pieces.length === 0) {
-        this.#usage.prefillSeconds = seconds();
-        since = performance.now();
-      }
-      this.#pieces.push(event);
-      this.#usage.generatedTokens = this.#pieces.length;
-      this.#usage.decodeSeconds = seconds();
-      this.#wakeAll();
-    };
-    // What is wrong with the request is the generation's error.
-    this.result = (async () => model.call("generate", {
-      prompt,
-      options: { temperature: 0, seed: randomSeed(), ...defined(options), ...defined({ logitBias: biasesOf(logitBias) }) },
-      answer: answer(),
-    }, { signal, ending: this.#ending.signal, onEvent }))();
-    this.result.then(({ promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds }) => {
-      this.#usage = { promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds };
-    }, (error: unknown) => {
-      this.#failure = { error };
-    }).finally(() => {
-      this.#over = true;
-      this.#wakeAll();
-    });
-  }
-
-  /**
-   * Ends the generation after the token in progress. The loop ends, `text()` is what came until then, and `result` says `cancelled`, with
-   * its numbers. One that waits for others has not begun and comes to nothing.
-   */
-  stop(): void {
-    this.#ending.abort();
-  }
-
-  /** The numbers so far, also after an abort or an error; those of `result` once that is there. */
-  get usage(): GenerationUsage {
-    return { ...this.#usage };
-  }
-
-  /** The whole text. */
-  async text(): Promise<string> {
-    await this.result;
-    return this.#pieces.map(({ text }) => text).join("");
-  }
-
-  async *[Symbol.asyncIterator](): AsyncGenerator<Piece, void, undefined> {
-    try {
-      for (let next = 0; ;) {
-        const piece = this.#pieces[next];
-        if (this.#failure !== undefined) {
-          throw this.#failure.error;
-        }
-        if (piece !== undefined) {
-          next += 1;
-          yield piece;
-        } else if (this.#over) {
-          return;
-        } else {
-          await new Promise<void>((resolve) => this.#wake.push(resolve));
-        }
-      }
-    } finally {
-      this.stop();
-    }
-  }
-
-  #wakeAll(): void {
-    for (const wake of this.#wake.splice(0)) {
-      wake();
-    }
-  }
-}
-
 /** What the worker is told of an adapter. */
 async function adapterOf(given: AdapterOptions, { signal, fetch }: LoadOptions): Promise<NonNullable<ModelRequest["adapter"]>> {
   const { source, scale = 1, ...options } = known("adapter", given);
@@ -312,29 +198,4 @@ async function adapterOf(given: AdapterOptions, { signal, fetch }: LoadOptions):
   const files = isFolder ? PEFT_FILES.map(at) : source;
   const { given: _, ...spec } = await specOf(files, signal, { ...options, ...defined({ fetch }) });
   return { source: spec, scale };
-}
-
-/** Biases in a list. */
-function biasesOf(given: GenerateOptions["logitBias"]): [id: number, bias: number][] | undefined {
-  if (given === undefined) {
-    return undefined;
-  }
-  if (typeof given !== "object" || given === null || Symbol.iterator in given) {
-    const found = given === null ? "null" : typeof given === "object" ? "a list" : typeof given;
-    throw new TilewrightError("option", `logitBias is ${found}, expected an object of biases by token ids`);
-  }
-  return Object.entries(given).map(([key, bias]) => {
-    const id = /^(0|[1-9]\d*)$/.test(key) ? Number(key) : NaN;
-    if (!isId(id)) {
-      throw new TilewrightError("option", `logitBias has the key ${JSON.stringify(key)}, expected a token's id`);
-    }
-    if (typeof bias !== "number") {
-      throw new TilewrightError("option", `logitBias[${key}] is ${typeof bias}, expected a number`);
-    }
-    return [id, bias];
-  });
-}
-
-function randomSeed(): number {
-  return crypto.getRandomValues(new Uint32Array(1))[0] ?? 0;
 }

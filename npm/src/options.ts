@@ -8,7 +8,7 @@ import type { MolOptions, MolSearchOptions } from "./mol.js";
 import type { ClientOptions } from "./openai/client.js";
 import type { RequestOptions } from "./openai/request.js";
 import type {
-  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, GenerateOptions, HeadOptions, HubOptions, InspectOptions,
+  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, EngineChatOptions, EngineGenerateOptions, EngineOptions, GenerateOptions, HeadOptions, HubOptions, InspectOptions,
   LoadOptions, PrefetchOptions, PromptOptions, RemoveOptions, RerankerOptions, RerankOptions, SaveSessionOptions, SourceOptions, TextsOptions,
   TokenizeOptions,
 } from "./types.js";
@@ -26,10 +26,14 @@ const SOURCE: Names<SourceOptions> = { ...HUB, sha256: true };
 const LOAD: Names<CommonLoadOptions> = {
   ...DEVICE, ...SOURCE, fetch: true, on: true, shared: true, onProgress: true, signal: true, cache: true, verify: true, memoryLimit: true,
 };
-const GENERATE: Names<GenerateOptions> = {
+const ENGINE_GENERATE: Names<EngineGenerateOptions> = {
   signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
-  presencePenalty: true, frequencyPenalty: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, slide: true,
-  tokensPerSubmit: true, promptLookup: true, responseFormat: true,
+  presencePenalty: true, frequencyPenalty: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, responseFormat: true,
+};
+const GENERATE: Names<GenerateOptions> = { ...ENGINE_GENERATE, slide: true, tokensPerSubmit: true, promptLookup: true };
+const CHAT: Names<Omit<ChatOptions, keyof GenerateOptions>> = {
+  tools: true, toolChoice: true, parallelToolCalls: true, thinking: true, documents: true, templateVariables: true, templateName: true,
+  continueFinalMessage: true,
 };
 const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: true, kvType: true, adapter: true };
 const REQUEST: Names<RequestOptions> = { signal: true };
@@ -47,9 +51,10 @@ export const OPTIONS = {
   "Model.remove": { revision: true, endpoint: true } satisfies Names<RemoveOptions>,
   "adapter": { ...SOURCE, source: true, scale: true } satisfies Names<AdapterOptions>,
   "generate": GENERATE,
-  "chat": {
-    ...GENERATE, tools: true, toolChoice: true, parallelToolCalls: true, thinking: true, documents: true, templateVariables: true, templateName: true, continueFinalMessage: true,
-  } satisfies Names<ChatOptions>,
+  "chat": { ...GENERATE, ...CHAT } satisfies Names<ChatOptions>,
+  "Model.engine": { maxSequences: true, maxQueued: true, cacheTokens: true, prefixCache: true } satisfies Names<EngineOptions>,
+  "Engine.generate": ENGINE_GENERATE,
+  "Engine.chat": { ...ENGINE_GENERATE, ...CHAT } satisfies Names<EngineChatOptions>,
   "saveSession": { maxBytes: true } satisfies Names<SaveSessionOptions>,
   "Model.attention": { layer: true, head: true, lastQueries: true } satisfies Names<HeadOptions>,
   "tokenize": { addSpecial: true } satisfies Names<TokenizeOptions>,

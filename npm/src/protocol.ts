@@ -4,8 +4,8 @@ import type { BenchProgress, BenchReport } from "./bench.js";
 import type { WireError } from "./errors.js";
 import type { ModelRecord } from "./store.js";
 import type {
-  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, GenerateOptions, GenerateResult,
-  HeadOptions, HeadWeights, Hit, IndexInfo, InspectOptions, KeptSession, LoadOptions, MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod,
+  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, EngineOptions, EngineStats, GenerateOptions,
+  GenerateResult, HeadOptions, HeadWeights, Hit, IndexInfo, InspectOptions, KeptSession, LoadOptions, MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod,
   Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerOptions, Tier, Timeline, VectorStorage,
 } from "./types.js";
 
@@ -118,6 +118,8 @@ export type EmbedderSettings =
   Pick<EmbedderOptions, "maxTokens" | "pooling" | "normalize" | "maxBatchTokens" | "cachedVectors" | "memoryLimit">;
 export type RerankerSettings = Pick<RerankerOptions, "maxTokens" | "sigmoid" | "maxBatchTokens" | "memoryLimit">;
 
+export type EngineSettings = EngineOptions;
+
 /** A prompt: text, tokens, or a conversation for the model's template. */
 export type Prompt =
   | { kind: "text"; text: string }
@@ -207,6 +209,12 @@ export interface Calls extends KernelCalls {
   /** Keeps a model's files without loading it. Tells how far it has come as a load does. */
   prefetch: { args: Pick<CommonRequest, "source" | "ownFetch">; event: never; reply: undefined };
   generate: { args: GenerateRequest; event: GenerateEvent; reply: GenerateResult };
+  /** Replies with the engine's number. */
+  makeEngine: { args: EngineSettings; event: never; reply: number };
+  /** Texts of an engine do not wait for each other. */
+  generateWith: { args: GenerateRequest & { engine: number }; event: GenerateEvent; reply: GenerateResult };
+  engineStats: { args: { engine: number }; event: never; reply: EngineStats };
+  freeEngine: { args: { engine: number }; event: never; reply: undefined };
   saveSession: { args: { maxBytes: number }; event: never; reply: KeptSession };
   timeline: { args: Record<string, never>; event: never; reply: Timeline };
   headWeights: { args: Required<HeadOptions>; event: never; reply: HeadWeights };

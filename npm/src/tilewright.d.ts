@@ -1,13 +1,13 @@
 /** What the WASM module exports, as this package uses it. The module itself is built from the Rust crate, beside the compiled worker. */
 
-import type { EmbedderSettings, ExpectedModel, IndexSettings, ModelSettings, RerankerSettings } from "./protocol.js";
+import type { EmbedderSettings, EngineSettings, ExpectedModel, IndexSettings, ModelSettings, RerankerSettings } from "./protocol.js";
 import type {
-  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, GenerateResult, Hit, IndexInfo, KvType, MemoryInfo, ModelInfo, ModelReport,
+  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EngineStats, GenerateResult, Hit, IndexInfo, KvType, MemoryInfo, ModelInfo, ModelReport,
   MolInfo, MolMethod, Ranked, RerankerInfo, Tier, Timeline, VectorStorage, WeightShare,
 } from "./types.js";
 
 export type Adapter = Omit<AvailableDevice, "choice">;
-export type EngineOptions = {
+export type GenerationOptions = {
   maxTokens?: number; temperature?: number; topK?: number; topP?: number; minP?: number; repeatPenalty?: number;
   repeatLastN?: number; presencePenalty?: number; frequencyPenalty?: number; logitBias?: [id: number, bias: number][];
   logprobs?: number; seed?: number; stop?: string[]; stopIds?: number[]; ignoreEos?: boolean; slide?: boolean;
@@ -133,11 +133,35 @@ export interface TokenGuide {
   accept(id: number): Uint32Array | undefined;
 }
 
+/** What a text came to, without what is not known of it in WASM. */
+export type EngineOutcome = Omit<GenerateResult, "thinking" | "toolCalls">;
+
+export class Engine {
+  constructor(model: Model, options: EngineSettings);
+  /** Resolves to what lost the device, or to nothing when there is nothing left to do. */
+  run(onTurn: () => Promise<void>): Promise<unknown>;
+  resume(model: Model): void;
+  fail(): void;
+  submit(ids: Uint32Array, options: GenerationOptions, guide: TokenGuide | undefined): Text;
+  memory(): Omit<MemoryInfo, "wasmHeapBytes">;
+  stats(): Omit<EngineStats, "busySeconds"> & { busyMicros: number };
+  free(): void;
+}
+
+export class Text {
+  private constructor();
+  pieces(
+    onBegin: (cachedTokens: number) => void, onPiece: (id: number, text: string, isLast: boolean, logprobs: string | undefined) => boolean | Promise<boolean>,
+  ): Promise<EngineOutcome>;
+  cancel(): void;
+  free(): void;
+}
+
 export class Session {
   private constructor();
   generate(
     ids: Uint32Array,
-    options: EngineOptions,
+    options: GenerationOptions,
     guide: TokenGuide | undefined,
     /** Told before all else how many of the ids are cached. */
     onBegin: (nCached: number) => void,

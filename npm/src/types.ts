@@ -469,6 +469,63 @@ export interface ChatOptions extends GenerateOptions {
   continueFinalMessage?: boolean | undefined;
 }
 
+/** Options of {@link Model.engine}. */
+export interface EngineOptions {
+  /** Texts that are computed together at most: 1 to 64. Default 16. */
+  maxSequences?: number | undefined;
+  /** Texts that wait at most, beside those that are computed; one more is the error `busy`. Default 1000. */
+  maxQueued?: number | undefined;
+  /** Tokens of all texts together that the cache holds; at least the model's context. Default: as many as the memory allows, up to the context of each text. */
+  cacheTokens?: number | undefined;
+  /** Whether what texts have in common at their beginnings is computed once. Default `true`. */
+  prefixCache?: boolean | undefined;
+}
+
+/** Options of {@link Engine.generate}: those of {@link Model.generate} but for those of speed and a full context. */
+export type EngineGenerateOptions = Omit<GenerateOptions, "slide" | "tokensPerSubmit" | "promptLookup">;
+
+/** Options of {@link Engine.chat}. */
+export type EngineChatOptions = Omit<ChatOptions, "slide" | "tokensPerSubmit" | "promptLookup">;
+
+/** What an engine has done since it was made, and what it does now. */
+export interface EngineStats {
+  /** Texts that wait. */
+  nQueued: number;
+  /** Texts that are computed. */
+  nRunning: number;
+  /** Texts that were taken. */
+  nSubmitted: number;
+  /** Texts that were refused because as many waited as may. */
+  nRefused: number;
+  /** Texts that ended by themselves. */
+  nFinished: number;
+  /** Texts that were aborted or stopped. */
+  nCancelled: number;
+  /** Texts that ended with an error. */
+  nFailed: number;
+  /** Tokens of prompts that were computed. */
+  promptTokens: number;
+  /** Tokens of prompts that an earlier text had computed. */
+  cachedTokens: number;
+  generatedTokens: number;
+  /** Passes that computed a token of each text. */
+  nDecodePasses: number;
+  /** Of these the ones that were submitted before the tokens of the one before were read. */
+  nAheadPasses: number;
+  /** Passes over a part of a prompt. */
+  nPromptPasses: number;
+  /** Seconds in passes; on a GPU with the waiting for them. */
+  busySeconds: number;
+  /** Pages of the cache. */
+  nPages: number;
+  /** Pages that hold nothing. */
+  nFreePages: number;
+  /** Pages that no text has, and that one which begins alike can take. */
+  nKeptPages: number;
+  /** How often all texts went on after a lost device. */
+  nRecoveries: number;
+}
+
 /** As the model decides; no call; at least one; one of this tool. */
 export type ToolChoice = "auto" | "none" | "required" | { type: "function"; function: { name: string } };
 

@@ -65,7 +65,7 @@ test("options that are no object are refused", () => {
 });
 
 test("every call refuses what it does not know, before it starts anything", async () => {
-  const { Embedder, Index, Kernels, Model, Mol, Reranker, createChatCompletion, createClient } = tilewright;
+  const { Embedder, Engine, Index, Kernels, Model, Mol, Reranker, createChatCompletion, createClient } = tilewright;
   const unknown = { sginal: 1 };
   const vectors = new Float32Array(2);
   // Objects that were never loaded: what is checked first must not need an engine.
@@ -80,6 +80,9 @@ test("every call refuses what it does not know, before it starts anything", asyn
     "adapter": () => Model.builtin({ adapter: { source: "lora.gguf", ...unknown } }),
     "generate": () => bare(Model).generate("a", unknown),
     "chat": () => bare(Model).chat([], unknown),
+    "Model.engine": () => bare(Model).engine(unknown),
+    "Engine.generate": () => bare(Engine).generate("a", unknown),
+    "Engine.chat": () => bare(Engine).chat([], unknown),
     "saveSession": () => bare(Model).saveSession(unknown),
     "tokenize": () => bare(Model).tokenize("a", unknown),
     "Model.attention": () => bare(Model).attention({ layer: 0, head: 0, ...unknown }),

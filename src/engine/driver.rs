@@ -143,6 +143,25 @@ impl Driver {
         Ok(!self.running.is_empty() || self.shared.has_waiting())
     }
 
+    /// Waits for requests and computes one step. False if none comes any more. After an error the device is lost: [`Driver::go_on_with`]
+    /// has the texts go on, [`Driver::fail`] ends them.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`].
+    #[cfg(all(target_arch = "wasm32", feature = "web"))]
+    pub(crate) async fn next_step(&mut self) -> Result<bool, Error> {
+        if self.running.is_empty() && !self.shared.wait().await {
+            return Ok(false);
+        }
+        if let Err(error) = self.compute().await {
+            match self.lost(error) {
+                lost @ Error::DeviceLost { .. } => return Err(lost),
+                error => self.fail(error),
+            }
+        }
+        Ok(true)
+    }
+
     async fn compute_or_recover(&mut self, recovery: Option<&mut Recovery<'_, Model>>) -> Result<(), Error> {
         let Some(recovery) = recovery else { return self.watched_compute().await };
         if let Some(model) = recovery.moved(self.model.device().is_gpu())? {
@@ -179,7 +198,7 @@ impl Driver {
     }
 
     /// Has all sequences computed anew by a model that was loaded again.
-    fn go_on_with(&mut self, model: Model) -> Result<(), Error> {
+    pub(crate) fn go_on_with(&mut self, model: Model) -> Result<(), Error> {
         self.model = model;
         self.ahead = Ahead::default();
         self.tell_device();
@@ -213,7 +232,7 @@ impl Driver {
     }
 
     /// Ends all sequences with an error, of which all but the first are told in words.
-    fn fail(&mut self, error: Error) {
+    pub(crate) fn fail(&mut self, error: Error) {
         let said = error.to_string();
         let mut error = Some(error);
         self.ahead = Ahead::default();

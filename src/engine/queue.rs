@@ -54,6 +54,7 @@ struct DriverState {
 
 /// Counts since an engine began, and what is there now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[cfg_attr(target_arch = "wasm32", serde(rename_all = "camelCase"))]
 pub struct EngineStats {
     /// Requests that wait.
     pub n_queued: usize,
@@ -348,11 +349,26 @@ impl Engine {
     /// [`Error::Tokenizer`] for an unknown id or no tokens at all; [`Error::ContextFull`] if the prompt does not fit;
     /// [`Error::Constraint`] for one that cannot be enforced.
     pub fn submit(&self, request: Request) -> Result<Stream, Error> {
-        request.check()?;
-        request.options.check_biases(self.model.config().vocab_size)?;
-        self.model.check_prompt(&request.ids)?;
+        self.check(&request)?;
         // Here, since it may take seconds, which others' texts must not wait for.
         let guide = guide(&self.model, &request.options)?;
+        self.put(request, guide)
+    }
+
+    /// As [`Engine::submit`], with a guide of the caller's.
+    #[cfg(all(target_arch = "wasm32", feature = "web"))]
+    pub(crate) fn submit_guided(&self, request: Request, guide: Option<Box<dyn TokenGuide>>) -> Result<Stream, Error> {
+        self.check(&request)?;
+        self.put(request, guide)
+    }
+
+    fn check(&self, request: &Request) -> Result<(), Error> {
+        request.check()?;
+        request.options.check_biases(self.model.config().vocab_size)?;
+        self.model.check_prompt(&request.ids)
+    }
+
+    fn put(&self, request: Request, guide: Option<Box<dyn TokenGuide>>) -> Result<Stream, Error> {
         let (teller, stream) = stream();
         self.shared.state.change(|state| {
             state.expect_room(self.shared.max_queued)?;

@@ -65,6 +65,12 @@ impl Stream {
         self.0.told.until(next).await
     }
 
+    /// Whether the latest piece was the last one.
+    #[cfg(all(target_arch = "wasm32", feature = "web"))]
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.0.told.with(|told| told.is_over && told.pieces.is_empty())
+    }
+
     /// Why the text ended; `None` while it goes on, or after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.0.told.with(|told| told.stop_reason)

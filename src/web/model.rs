@@ -14,7 +14,7 @@ use crate::Clock;
 use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::error::Error;
 use crate::generate::{
-    CancelHandle, ContextPolicy, GenerateOptions, Logprobs, SessionLoader, StopReason, TimedDispatch, TokenGuide,
+    CancelHandle, ContextPolicy, GenerateOptions, Logprobs, Piece, SessionLoader, StopReason, TimedDispatch, TokenGuide,
 };
 use crate::kernels::N_STATES;
 use crate::load::AdapterFile;
@@ -194,6 +194,10 @@ impl Model {
         Model { model, template }
     }
 
+    pub(super) fn inner(&self) -> &crate::Model {
+        &self.model
+    }
+
     fn template(&self) -> Result<&ChatTemplate, Error> {
         let error = |expected: &str, found: String| Error::Template {
             field: "chat template".into(),
@@ -237,9 +241,43 @@ impl TokenGuide for Guided {
     }
 }
 
+pub(super) fn guided(guide: Option<OutsideGuide>) -> Option<Box<dyn TokenGuide>> {
+    guide.map(|guide| Box::new(Guided { guide, allowed: Vec::new() }) as Box<dyn TokenGuide>)
+}
+
 /// The guide has thrown something, which it keeps: whoever runs the generation throws that.
 fn failed(_: JsValue) -> Error {
     Error::Constraint { field: "guide".into(), expected: "an answer".into(), found: "an error".into() }
+}
+
+/// What a generation came to.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Outcome {
+    pub stop_reason: StopReason,
+    pub prompt_tokens: usize,
+    pub cached_tokens: usize,
+    pub generated_tokens: usize,
+    pub drafted_tokens: usize,
+    pub accepted_tokens: usize,
+    pub prefill_seconds: f64,
+    pub decode_seconds: f64,
+}
+
+/// Whom the pieces of a text are given to.
+pub(super) struct Pieces {
+    pub on_piece: js_sys::Function,
+}
+
+impl Pieces {
+    /// Gives out one. Whether the text is to go on.
+    pub async fn tell(&self, model: &crate::Model, piece: Piece, is_last: bool) -> Result<bool, JsValue> {
+        let told = piece.logprobs.map(|logprobs| told(model, piece.id, &logprobs, piece.held));
+        let told = told.map_or(JsValue::UNDEFINED, JsValue::from);
+        let (id, text) = (piece.id.into(), piece.text.into());
+        let answer = self.on_piece.call4(&JsValue::UNDEFINED, &id, &text, &is_last.into(), &told)?;
+        Ok(JsFuture::from(js_sys::Promise::resolve(&answer)).await?.is_truthy())
+    }
 }
 
 /// A sequence of tokens and its cached keys and values.
@@ -269,25 +307,20 @@ impl Session {
     ) -> Result<JsValue, JsValue> {
         let (options, replay) = read_options(options)?;
         let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
-        let guide = guide.map(|guide| Box::new(Guided { guide, allowed: Vec::new() }) as Box<dyn TokenGuide>);
-        let mut generation = session.generate_guided_from(ids, &options, guide).map_err(to_js_error)?;
+        let mut generation = session.generate_guided_from(ids, &options, guided(guide)).map_err(to_js_error)?;
         generation.replay(replay);
         self.cancel.replace(generation.cancel_handle());
         // The last one is always computed: what comes next is chosen after it.
         let cached_tokens = generation.session().n_cached().min(ids.len().saturating_sub(1));
         on_begin.call1(&JsValue::UNDEFINED, &(cached_tokens as u32).into())?;
+        let pieces = Pieces { on_piece };
         let mut n_generated = 0;
         while let Some(piece) = generation.next().await {
             match piece {
                 Ok(piece) => {
                     n_generated += 1;
                     let is_last = generation.stop_reason().is_some();
-                    let model = generation.session().model();
-                    let told = piece.logprobs.map(|logprobs| told(model, piece.id, &logprobs, piece.held));
-                    let told = told.map_or(JsValue::UNDEFINED, JsValue::from);
-                    let (id, text) = (piece.id.into(), piece.text.into());
-                    let answer = on_piece.call4(&JsValue::UNDEFINED, &id, &text, &is_last.into(), &told)?;
-                    if !JsFuture::from(js_sys::Promise::resolve(&answer)).await?.is_truthy() {
+                    if !pieces.tell(generation.session().model(), piece, is_last).await? {
                         generation.cancel();
                     }
                 }
@@ -302,18 +335,6 @@ impl Session {
                 }
                 Err(error) => return Err(to_js_error(error)),
             }
-        }
-        #[derive(Serialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Outcome {
-            stop_reason: StopReason,
-            prompt_tokens: usize,
-            cached_tokens: usize,
-            generated_tokens: usize,
-            drafted_tokens: usize,
-            accepted_tokens: usize,
-            prefill_seconds: f64,
-            decode_seconds: f64,
         }
         to_js(&Outcome {
             stop_reason: generation.stop_reason().unwrap_or(StopReason::Cancelled),
@@ -437,7 +458,7 @@ fn told(model: &crate::Model, id: u32, logprobs: &Logprobs, held: usize) -> Stri
 }
 
 /// Options of a generation as JavaScript gives them, and the tokens that it begins with; what is missing has its default.
-fn read_options(value: JsValue) -> Result<(GenerateOptions, Vec<u32>), JsValue> {
+pub(super) fn read_options(value: JsValue) -> Result<(GenerateOptions, Vec<u32>), JsValue> {
     #[derive(Deserialize, Default)]
     #[serde(rename_all = "camelCase", default)]
     struct Options {

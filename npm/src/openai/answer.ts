@@ -1,6 +1,6 @@
 /** What answers of chats and of plain texts have in common: why they end, their numbers, their tokens, and how they are streamed. */
 
-import type { Generation } from "../model.js";
+import type { Generation } from "../generation.js";
 import type { GenerateResult, Piece, StopReason, ToolCall } from "../types.js";
 
 /** Why an answer ended: by itself or at a stop text, because there was no room for more, or with calls of tools. */

@@ -34,6 +34,11 @@ export const handlers: Handlers = {
   prefetch: making(prefetch),
   generate: (args, context) =>
     inTurnUnless(context.target, context.signal, context.ending, NOTHING, () => held(context.target, TextResident).generate(args, context)),
+  makeEngine: on(TextResident, (model, args, { target }) => model.makeEngine(args, target)),
+  // One that waits for a lost device waits with the others, in the engine.
+  generateWith: async (args, context) => held(context.target, TextResident).generateWith(args, context),
+  engineStats: ({ engine }, { target }) => held(target, TextResident).engine(engine).stats(),
+  freeEngine: ({ engine }, { target }) => held(target, TextResident).freeEngine(engine),
   saveSession: on(TextResident, (model, args) => model.saveSession(args)),
   timeline: on(TextResident, (model) => model.timeline()),
   headWeights: on(TextResident, (model, args) => model.headWeights(args)),

@@ -18,8 +18,16 @@ export class Shelf<T extends { free(): void }> {
     return this.#last;
   }
 
+  all(): T[] {
+    return [...this.#objects.values()];
+  }
+
+  find(id: number): T | undefined {
+    return this.#objects.get(id);
+  }
+
   get(id: number): T {
-    const object = this.#objects.get(id);
+    const object = this.find(id);
     if (object === undefined) {
       throw new TilewrightError("internal", `there is no ${this.#what} ${id}`);
     }

@@ -1,17 +1,22 @@
 /** A language model that is loaded, and its sequence of tokens. */
 
 import { codeOf, isTrap, messageOf, TilewrightError, type ErrorCode } from "../errors.js";
-import type { Calls, Prompt } from "../protocol.js";
+import type { Calls, EngineSettings, GenerateRequest, Prompt } from "../protocol.js";
 import { common, openSessions, storing, type FoundSession } from "../sessions.js";
 import * as text from "../text.js";
-import { Sha256, type EngineOptions, type Model, type Session } from "../tilewright.js";
+import { Sha256, type EngineOutcome, type GenerationOptions, type Model, type Session } from "../tilewright.js";
 import type { GenerateResult, HeadWeights, KeptSession, Piece, Timeline, TokenLogprob } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
 import { Resident } from "./resident.js";
+import { Shelf } from "./shelf.js";
+import { TextEngine } from "./text-engine.js";
+import { inTurn } from "./turns.js";
 
 /** A model and its one sequence of tokens. */
 export class TextResident extends Resident<Model> {
   #session: Session | undefined;
+  /** What computes many texts at once. */
+  readonly #engines = new Shelf<TextEngine>("engine");
 
   /** The model, also after it was loaded again. */
   readonly #current = (): Model => this.loaded;
@@ -20,11 +25,8 @@ export class TextResident extends Resident<Model> {
     return this.loaded;
   }
 
-  async generate({ prompt, options: given, answer: asked }: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
-    const ids = this.#encode(prompt);
-    const options: EngineOptions = prompt.kind === "chat" ? this.#endingTurns(given) : given;
-    const endIds = options.ignoreEos === true ? new Uint32Array() : Uint32Array.from([...this.loaded.endIds(), ...options.stopIds ?? []]);
-    const answer = await text.answerOf(this.#current, asked, prompt, ids, endIds, context.signal);
+  async generate(request: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
+    const { ids, options, answer } = await this.#prepare(request, context.signal);
     try {
       return await this.#run(ids, options, answer, context);
     } catch (error) {
@@ -33,13 +35,57 @@ export class TextResident extends Resident<Model> {
       }
       // The device was lost before the sequence could begin, so nothing was given out that would come twice.
       const model = await this.rebuild(error, context.signal);
-      this.lost.push(this.loaded, ...(this.#session === undefined ? [] : [this.#session]));
-      this.loaded = model;
-      this.#session = undefined;
+      this.#replace(model);
       return await this.#run(ids, options, answer, context);
     } finally {
       answer?.free();
       this.freeLost();
+    }
+  }
+
+  /** An engine's number. */
+  makeEngine(settings: EngineSettings, target: number): number {
+    let its = this.loaded;
+    return this.#engines.put(new TextEngine(its, settings, (lost, signal) => inTurn(target, signal, async () => {
+      // Unless it was loaded again for another engine, or for a text of the model's own.
+      if (its === this.loaded) {
+        this.#replace(await this.rebuild(lost, signal));
+        this.freeLost();
+      }
+      its = this.loaded;
+      return its;
+    })));
+  }
+
+  /** The engine with a number. */
+  engine(number: number): TextEngine {
+    const engine = this.#engines.find(number);
+    if (engine === undefined) {
+      throw new TilewrightError("disposed", "the engine was freed");
+    }
+    return engine;
+  }
+
+  freeEngine(number: number): undefined {
+    this.engine(number);
+    return this.#engines.free(number);
+  }
+
+  /** A text of an engine. */
+  async generateWith({ engine: number, ...request }: Calls["generateWith"]["args"], context: CallContext<"generateWith">): Promise<GenerateResult> {
+    const engine = this.engine(number);
+    const { ids, options, answer } = await this.#prepare(request, context.signal);
+    const { emit } = context;
+    try {
+      const outcome = await engine.generate(
+        ids, options, answer, context, (cachedTokens) => emit({ promptTokens: ids.length, cachedTokens }),
+        (id, text, isLast, logprobs) => emit(pieceOf(answer, id, text, isLast, logprobs)),
+      );
+      return resultOf(outcome, answer);
+    } catch (error) {
+      throw answer?.failure ?? error;
+    } finally {
+      answer?.free();
     }
   }
 
@@ -110,7 +156,12 @@ export class TextResident extends Resident<Model> {
     }
   }
 
+  override bytes(): number {
+    return super.bytes() + this.#engines.all().reduce((sum, engine) => sum + engine.bytes(), 0);
+  }
+
   protected override freeLoaded(): void {
+    this.#engines.clear();
     this.#session?.free();
     this.#session = undefined;
     text.forget(this.#current);
@@ -118,7 +169,7 @@ export class TextResident extends Resident<Model> {
   }
 
   async #run(
-    ids: Uint32Array, options: EngineOptions, answer: text.Answer | undefined, { signal, ending, emit }: CallContext<"generate">,
+    ids: Uint32Array, options: GenerationOptions, answer: text.Answer | undefined, { signal, ending, emit }: CallContext<"generate">,
   ): Promise<GenerateResult> {
     const session = this.#session ??= this.loaded.session();
     await this.#reopen(session, ids);
@@ -133,20 +184,34 @@ export class TextResident extends Resident<Model> {
       }
     };
     const onPiece = async (id: number, text: string, isLast: boolean, logprobs: string | undefined): Promise<boolean> => {
-      const piece = answer === undefined ? { id, text } : answer.piece(id, text, isLast);
-      emit(logprobs === undefined ? piece : { ...piece, ...likelihoods(logprobs) });
+      emit(pieceOf(answer, id, text, isLast, logprobs));
       await nextTask();
       return !eitherEnd.aborted;
     };
     try {
       // The session takes the new model over. The old one stays here: it has the vocabulary, which needs no device.
       const outcome = await session.generate(ids, options, answer?.guide, onBegin, onPiece, (error) => this.rebuild(error, signal));
-      return { ...outcome, ...answer?.result ?? { thinking: "", toolCalls: [] } };
+      return resultOf(outcome, answer);
     } catch (error) {
       throw answer?.failure ?? error;
     } finally {
       eitherEnd.removeEventListener("abort", cancel);
     }
+  }
+
+  /** What was lost is freed when nobody has it any more. */
+  #replace(model: Model): void {
+    this.lost.push(this.loaded, ...(this.#session === undefined ? [] : [this.#session]));
+    this.loaded = model;
+    this.#session = undefined;
+  }
+
+  /** What a text goes on from, its options, and what reads it. */
+  async #prepare({ prompt, options: given, answer: asked }: GenerateRequest, signal: AbortSignal): Promise<Prepared> {
+    const ids = this.#encode(prompt);
+    const options: GenerationOptions = prompt.kind === "chat" ? this.#endingTurns(given) : given;
+    const endIds = options.ignoreEos === true ? new Uint32Array() : Uint32Array.from([...this.loaded.endIds(), ...options.stopIds ?? []]);
+    return { ids, options, answer: await text.answerOf(this.#current, asked, prompt, ids, endIds, signal) };
   }
 
   #encode(prompt: Prompt): Uint32Array {
@@ -161,10 +226,27 @@ export class TextResident extends Resident<Model> {
   }
 
   /** Options that also end where the assistant's turn does. */
-  #endingTurns(options: EngineOptions): EngineOptions {
+  #endingTurns(options: GenerationOptions): GenerationOptions {
     const { ids, texts } = this.loaded.chatStops();
     return { ...options, stopIds: ids, stop: [...(options.stop ?? []), ...texts] };
   }
+}
+
+/** What a generation begins with. */
+interface Prepared {
+  ids: Uint32Array;
+  options: GenerationOptions;
+  answer: text.Answer | undefined;
+}
+
+/** A piece as callers have it. */
+function pieceOf(answer: text.Answer | undefined, id: number, text: string, isLast: boolean, logprobs: string | undefined): Piece {
+  const piece = answer === undefined ? { id, text } : answer.piece(id, text, isLast);
+  return logprobs === undefined ? piece : { ...piece, ...likelihoods(logprobs) };
+}
+
+function resultOf(outcome: EngineOutcome, answer: text.Answer | undefined): GenerateResult {
+  return { ...outcome, ...answer?.result ?? { thinking: "", toolCalls: [] } };
 }
 
 /** What comes of a generation that is stopped before its turn. */

@@ -1,0 +1,177 @@
+/** Texts while they are generated, and what is asked for to have one. */
+
+import type { CallOptions } from "./engine.js";
+import { TilewrightError } from "./errors.js";
+import { asJson, constraintOf, toolChoiceOf } from "./format.js";
+import { isId } from "./given.js";
+import { defined } from "./loaded.js";
+import type { AnswerRequest, GenerateEvent, GenerateRequest, Prompt } from "./protocol.js";
+import type { ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, Piece } from "./types.js";
+
+/** Asks the worker for a text. */
+export type Ask = (request: GenerateRequest, options: CallOptions<"generate">) => Promise<GenerateResult>;
+
+/** What a text is to be. What is wrong with the answer that is wanted is an error of the generation. */
+interface Asked {
+  prompt: Prompt;
+  options: Omit<GenerateOptions, "responseFormat">;
+  answer: () => AnswerRequest;
+}
+
+/** What goes on from a text or from tokens. */
+export function continuing(given: string | Uint32Array | readonly number[], { responseFormat, ...options }: GenerateOptions): Asked {
+  const prompt: Prompt = typeof given === "string" ? { kind: "text", text: given } : { kind: "tokens", ids: Uint32Array.from(given) };
+  return { prompt, options, answer: () => ({ ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false }) };
+}
+
+/** The answer to a conversation. */
+export function answering(messages: readonly ChatMessage[], options: ChatOptions): Asked {
+  const { tools, toolChoice, parallelToolCalls, thinking, responseFormat, documents, templateVariables, templateName, continueFinalMessage, ...generate } =
+  options;
+  const variables = typeof thinking !== "boolean" ? templateVariables : { enable_thinking: thinking, thinking, ...templateVariables };
+  const told = defined({ tools, documents, templateVariables: variables, templateName, continueFinalMessage });
+  const prompt: Prompt = { kind: "chat", messages: messages.map((message) => ({ ...message })), told };
+  return { prompt, options: generate, answer: () => {
+    const constraint = constraintOf(responseFormat);
+    const choice = toolChoiceOf(toolChoice);
+    const some = tools !== undefined && tools.length > 0 ? asJson("tools", tools) : undefined;
+    if (some === undefined && choice !== "auto" && choice !== "none") {
+      throw new TilewrightError("option", "toolChoice asks for a call, and there are no tools");
+    }
+    const isBound = constraint !== undefined || continueFinalMessage === true;
+    if (isBound && choice !== "auto" && choice !== "none") {
+      throw new TilewrightError("option", "toolChoice asks for a call, and a responseFormat or the final message leaves no room for it");
+    }
+    return {
+      ...defined({ constraint, tools: some, toolChoice: isBound ? undefined : choice, parallel: parallelToolCalls }),
+      reads: constraint !== undefined || thinking !== undefined || toolChoice !== undefined || some !== undefined,
+      mayThink: thinking !== false,
+    };
+  } };
+}
+
+/**
+ * A text while it is generated. Iterate over it for its pieces, or await {@link Generation.text}.
+ *
+ * Leaving the loop early stops the generation, as {@link Generation.stop} does. An abort makes the loop, `text()` and `result` throw the
+ * signal's reason.
+ */
+export class Generation implements AsyncIterable<Piece> {
+  /** What the generation came to, when it is over. */
+  readonly result: Promise<GenerateResult>;
+  readonly #pieces: Piece[] = [];
+  readonly #ending = new AbortController();
+  #usage: GenerationUsage = { promptTokens: 0, cachedTokens: 0, generatedTokens: 0, prefillSeconds: 0, decodeSeconds: 0 };
+  #failure: { error: unknown } | undefined;
+  #over = false;
+  /** Called when there is a new piece or none to come. */
+  #wake: (() => void)[] = [];
+
+  /** @internal */
+  constructor(ask: Ask, { prompt, options: { signal, logitBias, ...options }, answer }: Asked) {
+    let since = 0;
+    const seconds = (): number => (performance.now() - since) / 1000;
+    const onEvent = (event: GenerateEvent): void => {
+      if (!("id" in event)) {
+        if (this.#pieces.length === 0) {
+          since = performance.now();
+        }
+        this.#usage = { ...this.#usage, ...event };
+        return;
+      }
+      if (this.#pieces.length === 0) {
+        this.#usage.prefillSeconds = seconds();
+        since = performance.now();
+      }
+      this.#pieces.push(event);
+      this.#usage.generatedTokens = this.#pieces.length;
+      this.#usage.decodeSeconds = seconds();
+      this.#wakeAll();
+    };
+    // What is wrong with the request is the generation's error.
+    this.result = (async () => ask({
+      prompt,
+      options: { temperature: 0, seed: randomSeed(), ...defined(options), ...defined({ logitBias: biasesOf(logitBias) }) },
+      answer: answer(),
+    }, { signal, ending: this.#ending.signal, onEvent }))();
+    this.result.then(({ promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds }) => {
+      this.#usage = { promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds };
+    }, (error: unknown) => {
+      this.#failure = { error };
+    }).finally(() => {
+      this.#over = true;
+      this.#wakeAll();
+    });
+  }
+
+  /**
+   * Ends the generation after the token in progress. The loop ends, `text()` is what came until then, and `result` says `cancelled`, with
+   * its numbers. One that waits for others has not begun and comes to nothing.
+   */
+  stop(): void {
+    this.#ending.abort();
+  }
+
+  /** The numbers so far, also after an abort or an error; those of `result` once that is there. */
+  get usage(): GenerationUsage {
+    return { ...this.#usage };
+  }
+
+  /** The whole text. */
+  async text(): Promise<string> {
+    await this.result;
+    return this.#pieces.map(({ text }) => text).join("");
+  }
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<Piece, void, undefined> {
+    try {
+      for (let next = 0; ;) {
+        const piece = this.#pieces[next];
+        if (this.#failure !== undefined) {
+          throw this.#failure.error;
+        }
+        if (piece !== undefined) {
+          next += 1;
+          yield piece;
+        } else if (this.#over) {
+          return;
+        } else {
+          await new Promise<void>((resolve) => this.#wake.push(resolve));
+        }
+      }
+    } finally {
+      this.stop();
+    }
+  }
+
+  #wakeAll(): void {
+    for (const wake of this.#wake.splice(0)) {
+      wake();
+    }
+  }
+}
+
+/** Biases in a list. */
+function biasesOf(given: GenerateOptions["logitBias"]): [id: number, bias: number][] | undefined {
+  if (given === undefined) {
+    return undefined;
+  }
+  if (typeof given !== "object" || given === null || Symbol.iterator in given) {
+    const found = given === null ? "null" : typeof given === "object" ? "a list" : typeof given;
+    throw new TilewrightError("option", `logitBias is ${found}, expected an object of biases by token ids`);
+  }
+  return Object.entries(given).map(([key, bias]) => {
+    const id = /^(0|[1-9]\d*)$/.test(key) ? Number(key) : NaN;
+    if (!isId(id)) {
+      throw new TilewrightError("option", `logitBias has the key ${JSON.stringify(key)}, expected a token's id`);
+    }
+    if (typeof bias !== "number") {
+      throw new TilewrightError("option", `logitBias[${key}] is ${typeof bias}, expected a number`);
+    }
+    return [id, bias];
+  });
+}
+
+function randomSeed(): number {
+  return crypto.getRandomValues(new Uint32Array(1))[0] ?? 0;
+}

@@ -1,0 +1,94 @@
+/** Many texts of a model at once. */
+
+import { TilewrightError } from "./errors.js";
+import { answering, continuing, Generation, type Ask } from "./generation.js";
+import { known } from "./options.js";
+import { registry } from "./platform.js";
+import type { Line } from "./engine.js";
+import type { Model } from "./model.js";
+import { SharedLine } from "./shared.js";
+import type { ChatMessage, EngineChatOptions, EngineGenerateOptions, EngineOptions, EngineStats } from "./types.js";
+
+/** Texts that wait at most where nothing else is said. */
+const MAX_QUEUED = 1000;
+
+/** Frees what nobody refers to any more. */
+const forgotten = registry<{ line: Line; engine: number }>(({ line, engine }) => {
+  // With the model it is gone as well.
+  line.call("freeEngine", { engine }).catch(() => {});
+});
+
+/**
+ * Computes many texts of a model at once. {@link Model.engine} makes one.
+ *
+ * ```ts
+ * const engine = await model.engine({ maxSequences: 8 });
+ * const texts = await Promise.all(prompts.map((prompt) => engine.generate(prompt).text()));
+ * engine.free();
+ * ```
+ *
+ * A text is the same whatever is computed beside it. A model's own `generate` adds numbers up in another order: where two tokens are all but
+ * equally likely, it may take the other one.
+ */
+export class Engine {
+  readonly #model: Model;
+  readonly #number: number;
+  readonly #ask: Ask = (request, options) => this.#model.line.call("generateWith", { engine: this.#number, ...request }, { ...options, keeps: this });
+
+  private constructor(model: Model, number: number) {
+    this.#model = model;
+    this.#number = number;
+    forgotten.register(this, { line: model.line, engine: number });
+  }
+
+  /** @internal */
+  static async of(model: Model, { maxQueued = MAX_QUEUED, ...options }: EngineOptions): Promise<Engine> {
+    if (model.line instanceof SharedLine) {
+      throw new TilewrightError("option", "the model is shared with other tabs, and an engine is not, expected a model without `shared`");
+    }
+    return new Engine(model, await model.call("makeEngine", { maxQueued, ...options }));
+  }
+
+  /**
+   * Continues a text, or a sequence of tokens as it is. A beginning that an earlier text had as well is not computed again. The text takes its
+   * place in the queue at once, also if nobody iterates over it.
+   *
+   * @throws TypeError, at once, for an option that there is not.
+   * @throws {@link TilewrightError} `busy` from the generation if `maxQueued` texts wait already.
+   */
+  generate(prompt: string | Uint32Array | readonly number[], options: EngineGenerateOptions = {}): Generation {
+    const asked = continuing(prompt, known("Engine.generate", options));
+    return new Generation(this.#ask, asked);
+  }
+
+  /**
+   * Answers a conversation, rendered by the model's chat template.
+   *
+   * @throws TypeError, at once, for an option that there is not.
+   * @throws {@link TilewrightError} from the generation: `template` as of {@link Model.chat}, `busy` if `maxQueued` texts wait already.
+   */
+  chat(messages: readonly ChatMessage[], options: EngineChatOptions = {}): Generation {
+    const asked = answering(messages, known("Engine.chat", options));
+    return new Generation(this.#ask, asked);
+  }
+
+  /** What it has done since it was made, and what it does now. */
+  stats(): Promise<EngineStats> {
+    return this.#model.line.call("engineStats", { engine: this.#number }, { keeps: this });
+  }
+
+  /** Frees its cache. Texts that it has are rejected with `disposed`. Freeing the model frees it as well. */
+  free(): void {
+    void this[Symbol.asyncDispose]();
+  }
+
+  [Symbol.dispose](): void {
+    this.free();
+  }
+
+  /** As `free`; resolves when it is done. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    // The model may be freed already.
+    await this.#model.line.call("freeEngine", { engine: this.#number }).catch(() => {});
+  }
+}
