@@ -7,10 +7,12 @@ import { test } from "node:test";
 import * as tilewright from "../build/index.js";
 import { known, OPTIONS } from "../build/options.js";
 
-/** Names that the interface declares, those of the interfaces that it extends included. */
+/** Names that the interface declares, those of the interfaces that it extends included; or that it leaves of another one's. */
 function declared(name) {
   for (const file of ["types", "configure", "bench", "kernels", "kept", "mol", "vector-index", "openai/request", "openai/client"]) {
     const text = readFileSync(new URL(`../build/${file}.d.ts`, import.meta.url), "utf8");
+    const [, base, omitted] = new RegExp(`export type ${name} = Omit<(\\w+), ([^>]*)>`).exec(text) ?? [];
+    if (base !== undefined) return declared(base).filter((option) => !omitted.includes(`"${option}"`));
     const found = new RegExp(`export interface ${name}(?: extends ([\\w, ]+))? \\{([^]*?)\\n\\}`).exec(text);
     if (found === null) continue;
     const inherited = (found[1]?.split(",") ?? []).flatMap((parent) => declared(parent.trim()));
@@ -23,6 +25,7 @@ function declared(name) {
 const TYPES = {
   "configure": "ConfigureOptions", "Model.inspect": "InspectOptions", "Model.prefetch": "PrefetchOptions", "Model.remove": "RemoveOptions",
   "Model.load": "LoadOptions", "Model.builtin": "LoadOptions", "adapter": "AdapterOptions", "generate": "GenerateOptions", "chat": "ChatOptions",
+  "Model.engine": "EngineOptions", "Engine.generate": "EngineGenerateOptions", "Engine.chat": "EngineChatOptions",
   "saveSession": "SaveSessionOptions", "tokenize": "TokenizeOptions", "Embedder.load": "EmbedderOptions", "embed": "EmbedOptions", "Embedder.tokenize": "PromptOptions",
   "Reranker.load": "RerankerOptions", "rerank": "RerankOptions", "Index.create": "IndexOptions", "Index.load": "LoadIndexOptions",
   "Index.search": "SearchOptions", "Mol.load": "MolOptions", "Mol.search": "MolSearchOptions", "Kernels.open": "KernelOptions",
