@@ -108,7 +108,10 @@ test("what an engine cannot do is refused, and what is freed is over", limited, 
   assert.deepEqual(await refusal(engine.chat([{ role: "user", content: "a" }]).result), [true, "template"]);
   const [running, waiting, refused] = ["a", "b", "c"].map((prompt) => engine.generate(prompt, { ...greedy, maxTokens: 400 }));
   assert.deepEqual(await refusal(refused.result), [true, "busy"]);
-  const over = [running, waiting].map(({ result }) => refusal(result));
+  waiting.stop();
+  const { stopReason, generatedTokens } = await waiting.result;
+  assert.deepEqual([stopReason, generatedTokens], ["cancelled", 0], "one that waits ends before it begins");
+  const over = [running, engine.generate("d", greedy)].map(({ result }) => refusal(result));
   await engine[Symbol.asyncDispose]();
   assert.deepEqual(await Promise.all(over), [[true, "disposed"], [true, "disposed"]]);
   assert.deepEqual(await refusal(engine.generate("a").result), [true, "disposed"]);

@@ -36,8 +36,8 @@ export const handlers: Handlers = {
     inTurnUnless(context.target, context.signal, context.ending, NOTHING, () => held(context.target, TextResident).generate(args, context)),
   makeEngine: on(TextResident, (model, args, { target }) => model.makeEngine(args, target)),
   // One that waits for a lost device waits with the others, in the engine.
-  generateWith: async (args, context) => held(context.target, TextResident).generateWith(args, context),
-  engineStats: ({ engine }, { target }) => held(target, TextResident).engine(engine).stats(),
+  generateWith: async (args, context) => (await present(context.target, TextResident)).generateWith(args, context),
+  engineStats: async ({ engine }, { target }) => (await present(target, TextResident)).engine(engine).stats(),
   freeEngine: ({ engine }, { target }) => held(target, TextResident).freeEngine(engine),
   saveSession: on(TextResident, (model, args) => model.saveSession(args)),
   timeline: on(TextResident, (model) => model.timeline()),

@@ -7,16 +7,20 @@ import { Engine, type EngineOutcome, type GenerationOptions, type Model } from "
 import type { EngineStats } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
 
+/** Loads the model again after its device was lost, and says what to go on with. */
+type Reload = (lost: unknown, signal: AbortSignal) => Promise<Model>;
+
 /** An engine, and who computes for it. */
 export class TextEngine {
-  readonly #engine: Engine;
+  readonly #make: () => Engine;
+  readonly #reload: Reload;
+  #engine: Engine | undefined;
   readonly #freed = new AbortController();
 
-  /** `reload` loads the model again after its device was lost, and says what to go on with. */
-  constructor(model: Model, settings: EngineSettings, reload: (lost: unknown, signal: AbortSignal) => Promise<Model>) {
-    this.#engine = new Engine(model, settings);
-    // It fails only if WASM itself has stopped, which the worker reports.
-    void this.#run(reload);
+  constructor(model: () => Model, settings: EngineSettings, reload: Reload) {
+    this.#make = () => new Engine(model(), settings);
+    this.#reload = reload;
+    this.#running();
   }
 
   /** The text that comes after `ids`. */
@@ -25,7 +29,7 @@ export class TextEngine {
     onBegin: (cachedTokens: number) => void, onPiece: (id: number, text: string, isLast: boolean, logprobs?: string) => void,
   ): Promise<EngineOutcome> {
     this.#freed.signal.throwIfAborted();
-    const text = this.#engine.submit(ids, options, answer?.guide);
+    const text = this.#running().submit(ids, options, answer?.guide);
     const anyEnd = AbortSignal.any([signal, ending, this.#freed.signal]);
     const cancel = (): void => text.cancel();
     anyEnd.addEventListener("abort", cancel, { once: true });
@@ -46,33 +50,48 @@ export class TextEngine {
   }
 
   stats(): EngineStats {
-    const { busyMicros, ...stats } = this.#engine.stats();
+    const { busyMicros, ...stats } = this.#running().stats();
     return { ...stats, busySeconds: busyMicros / 1e6 };
   }
 
   /** Bytes that it takes beside the model's weights. */
   bytes(): number {
-    const { totalBytes, weightsBytes } = this.#engine.memory();
+    const { totalBytes = 0, weightsBytes = 0 } = this.#engine?.memory() ?? {};
     return totalBytes - weightsBytes;
+  }
+
+  /** Leaves the model. Texts that it has are finished, and what is asked of it later is of the model that is there then. */
+  leave(): void {
+    this.#engine?.free();
+    this.#engine = undefined;
   }
 
   free(): void {
     this.#freed.abort(new TilewrightError("disposed", "the engine was freed"));
-    this.#engine.free();
+    this.leave();
   }
 
-  async #run(reload: (lost: unknown, signal: AbortSignal) => Promise<Model>): Promise<void> {
+  #running(): Engine {
+    if (this.#engine === undefined) {
+      this.#engine = this.#make();
+      // It fails only if WASM itself has stopped, which the worker reports.
+      void this.#run(this.#engine);
+    }
+    return this.#engine;
+  }
+
+  async #run(engine: Engine): Promise<void> {
     const freed = this.#freed.signal;
-    for (let lost; (lost = await this.#engine.run(nextTask)) !== undefined && !freed.aborted;) {
+    for (let lost; (lost = await engine.run(nextTask)) !== undefined && engine === this.#engine;) {
       try {
-        const model = await reload(lost, freed);
+        const model = await this.#reload(lost, freed);
         freed.throwIfAborted();
-        this.#engine.resume(model);
+        engine.resume(model);
       } catch {
-        if (freed.aborted) {
+        if (engine !== this.#engine) {
           return;
         }
-        this.#engine.fail();
+        engine.fail();
       }
     }
   }

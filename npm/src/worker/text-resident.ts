@@ -46,7 +46,7 @@ export class TextResident extends Resident<Model> {
   /** An engine's number. */
   makeEngine(settings: EngineSettings, target: number): number {
     let its = this.loaded;
-    return this.#engines.put(new TextEngine(its, settings, (lost, signal) => inTurn(target, signal, async () => {
+    return this.#engines.put(new TextEngine(this.#current, settings, (lost, signal) => inTurn(target, signal, async () => {
       // Unless it was loaded again for another engine, or for a text of the model's own.
       if (its === this.loaded) {
         this.#replace(await this.rebuild(lost, signal));
@@ -160,8 +160,13 @@ export class TextResident extends Resident<Model> {
     return super.bytes() + this.#engines.all().reduce((sum, engine) => sum + engine.bytes(), 0);
   }
 
-  protected override freeLoaded(): void {
+  protected override release(): void {
     this.#engines.clear();
+    super.release();
+  }
+
+  protected override freeLoaded(): void {
+    this.#engines.all().forEach((engine) => engine.leave());
     this.#session?.free();
     this.#session = undefined;
     text.forget(this.#current);
