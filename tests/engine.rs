@@ -10,7 +10,7 @@ use tilewright::engine::{Driver, Engine, EngineOptions, Request, Stream, Usage};
 use tilewright::generate::{Piece, StopReason};
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
-use tilewright::{Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery};
+use tilewright::{Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery, Tier};
 
 fn builtin(device: &Device) -> Model {
     Model::from_file(device, ModelFile::builtin().unwrap(), LoadOptions::default()).unwrap()
@@ -378,6 +378,20 @@ fn layers_that_the_cpu_computes_leave_the_same_texts() {
             assert_eq!(engine.plan().weights_bytes, of_cpu.weights_bytes + model.plan().weights_bytes, "{name}");
             assert_eq!(engine.stats().cached_tokens, 128, "{name}: two pages");
             assert_eq!(engine.stats().n_ahead_passes, 0, "the CPU needs each token first");
+        }
+    }
+}
+
+/// The self-test has a check for every pipeline, those of prompts of a token or a few included, also where rows of attention are
+/// as few as a token has.
+#[test]
+fn all_that_an_engine_uses_is_tested() {
+    for device in common::gpus([Tier::Scalar, Tier::Subgroups]) {
+        for model in [builtin(&device), tiny(&device, "gemma3"), tiny(&device, "qwen35")] {
+            let requests = [1, 2, 3, 5, 20].map(|n| (0, Request::new(ids(n, 1, &model), greedy(2))));
+            let options = EngineOptions { prefix_cache: false, ..EngineOptions::default() };
+            together(&model, &options, &requests);
+            common::assert_tested(&device);
         }
     }
 }

@@ -376,21 +376,21 @@ static CHECKS: &[(&Kernel, Record)] = &[
     (&shaders::ATTENTION_DECODE, decode),
     (&shaders::ATTENTION_MERGE, decode),
     (&shaders::ATTENTION_PREFILL, |rec, form| {
-        // As many rows to a key and its value as the scalar tier takes eight of, or fewer.
+        // As many rows to a key and its value as the scalar tier takes eight of, or four, or those of a single token.
         let n_kv_heads = if form.get("ROWS") == Some(8) { 4 } else { 2 };
+        let (n_tokens, share) = form.get("ROWS").filter(|&rows| rows < 4).map_or((16, 2), |rows| (1, rows));
         let head_dim = form.get("PARTS").map_or(32, |parts| 64 * parts);
-        let config = config([2 * n_kv_heads, n_kv_heads, head_dim]);
+        let config = config([share * n_kv_heads, n_kv_heads, head_dim]);
         let cached = keys(form.device, form.kind(), [n_kv_heads, form.slots(64), head_dim])?;
-        let y = attend(rec, form, &config, &cached)?;
+        let y = attend(rec, form, n_tokens, &config, &cached)?;
         // Packed sequences are of f32.
         if form.is("SINKS") || form.is("PAGED") || form.kind() != KvType::F32 {
             return Ok(vec![y]);
         }
-        let Some(rows) = form.get("ROWS").filter(|&rows| rows < 8) else {
-            return Ok(vec![y, attend_packed(rec, form, &config, &[10, 6])?]);
-        };
-        debug_assert_eq!(rows, 4);
-        Ok(vec![y])
+        match form.get("ROWS") {
+            Some(..8) => Ok(vec![y]),
+            _ => Ok(vec![y, attend_packed(rec, form, &config, &[10, 6])?]),
+        }
     }),
     (&shaders::ATTENTION_HALF, |rec, form| {
         let head_dim = form.get("HEAD_DIM").unwrap_or(64);
@@ -404,7 +404,7 @@ static CHECKS: &[(&Kernel, Record)] = &[
         for head in [0, 64] {
             form.device.write(&cached.k, (head + 32) * row.len(), &row)?;
         }
-        Ok(vec![attend(rec, form, &config, &cached)?])
+        Ok(vec![attend(rec, form, 16, &config, &cached)?])
     }),
     (&shaders::ARGMAX, choose),
     (&shaders::ARGMAX_MERGE, choose),
@@ -734,11 +734,17 @@ fn config([n_heads, n_kv_heads, head_dim]: [u32; 3]) -> AttentionConfig {
 }
 
 #[inline(never)]
-fn attend(rec: &mut Recorder, form: &Form<'_>, config: &AttentionConfig, cached: &CachedKeys) -> Result<Tensor, Error> {
-    let AttentionConfig { n_heads, head_dim, .. } = *config;
-    let (q, y) = (input(form.device, &[16, n_heads * head_dim])?, blank(form.device, &[16, n_heads * head_dim])?);
-    let state = form.state(21, 16, cached.k.shape()[1])?;
-    let sinks = if form.is("SINKS") { Some(input(form.device, &[n_heads])?) } else { None };
+fn attend(
+    rec: &mut Recorder,
+    form: &Form<'_>,
+    n_tokens: u32,
+    config: &AttentionConfig,
+    cached: &CachedKeys,
+) -> Result<Tensor, Error> {
+    let shape = [n_tokens, config.n_heads * config.head_dim];
+    let (q, y) = (input(form.device, &shape)?, blank(form.device, &shape)?);
+    let state = form.state(21, n_tokens, cached.k.shape()[1])?;
+    let sinks = if form.is("SINKS") { Some(input(form.device, &[config.n_heads])?) } else { None };
     attention(rec, &state, config, sinks.as_ref(), &q, cached, &y)?;
     Ok(y)
 }
