@@ -13,9 +13,9 @@ fn data(set: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(set)
 }
 
-/// A copy of a tiny random folder, with texts in its `config.json` replaced.
-fn copy(name: &str, replaced: &[(&str, &str)]) -> PathBuf {
-    let (from, to) = (data("tiny-random").join(name), folder(&format!("folder-{name}")));
+/// A copy of a tiny random folder for a test, with texts in its `config.json` replaced.
+fn copy(test: &str, name: &str, replaced: &[(&str, &str)]) -> PathBuf {
+    let (from, to) = (data("tiny-random").join(name), folder(&format!("{test}-{name}")));
     let mut config = std::fs::read_to_string(from.join("config.json")).unwrap();
     for (old, new) in replaced {
         assert!(config.contains(old), "{name}: no {old}");
@@ -66,7 +66,7 @@ fn files_compute_what_folders_do() {
         ("gemma3", &usual_scale),
     ];
     for (name, replaced) in cases {
-        let from = copy(name, replaced);
+        let from = copy("computes", name, replaced);
         let output = from.join("f32.gguf");
         quantized(&from, &output, &QuantizeOptions::new(BlockType::F32)).unwrap();
         let difference = common::largest_difference(&logits(&output), &logits(&from));
@@ -78,7 +78,7 @@ fn files_compute_what_folders_do() {
 /// The vocabulary of byte-level BPE, with tokens to fill the table, and its special tokens.
 #[test]
 fn tokenizers_are_carried_over() {
-    let from = copy("qwen3", &[]);
+    let from = copy("tokenizer", "qwen3", &[]);
     std::fs::copy(data("encoders/roberta-reranker/tokenizer.json"), from.join("tokenizer.json")).unwrap();
     std::fs::write(from.join("tokenizer_config.json"), r#"{"bos_token": "<s>", "eos_token": "</s>"}"#).unwrap();
     let output = from.join("q8_0.gguf");
@@ -136,7 +136,7 @@ fn other_folders_are_refused() {
         let found = format!("model_type is `{name}`, which is not supported (folders of llama, qwen2, qwen3, gemma");
         assert!(message.contains(&found), "{message}");
     }
-    let from = copy("qwen2", &[]);
+    let from = copy("refused", "qwen2", &[]);
     std::fs::write(from.join("vocab.json"), "{}").unwrap();
     let message = refused(&from);
     assert!(message.contains("tokenizer.json is missing beside `vocab.json`"), "{message}");
