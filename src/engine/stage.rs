@@ -182,7 +182,7 @@ impl Stage {
         self.states.iter().map(part).collect()
     }
 
-    /// Parts of [`Passes::staging`] as long as others, one after the other, and all of their words.
+    /// Parts of [`Stage::staging`] as long as others, one after the other, and all of their words.
     fn staged(&self, parts: &[Part]) -> Result<(Tensor, Vec<Part>, usize), Error> {
         let staging = self.staging.clone().ok_or_else(|| Error::Operand {
             kernel: "engine",

@@ -38,8 +38,8 @@ pub struct PassTensors {
     pub tokens: Tensor,
     /// Rows of tables that are not on the device.
     pub fetched: Vec<FetchedRows>,
-    /// What stands between the layers of two devices, `[max_pass, C]`: a pass of the first leaves it, one of the second begins
-    /// with it.
+    /// What stands between the layers of two devices, a row for each token of a pass, `[max_pass, C]`: a pass of the first
+    /// leaves it, one of the second begins with it.
     pub stream: Tensor,
     /// Logits of the last token, `[1, V]`.
     pub logits: Tensor,
