@@ -247,12 +247,11 @@ impl DeviceArgs {
         if adapters.iter().any(is_name) || !(text == "all" || text.contains(',')) {
             return Ok(vec![DeviceChoice::Named(text)]);
         }
-        let one = |name: &str| match name {
-            "auto" | "cpu" | "gpu" => Ok(DeviceChoice::from_str(name).unwrap_or_default()),
-            name => parse_adapter(name).map_err(|expected| {
+        let one = |name: &str| {
+            parse_device(name).map_err(|expected| {
                 let found = format!("`{name}`");
                 Error::Option { option: "device", expected, found }
-            }),
+            })
         };
         let found: Vec<DeviceChoice> = match text.as_str() {
             "all" => (0..adapters.len()).filter(|&i| !adapters[i].is_software).map(DeviceChoice::Number).collect(),
@@ -270,6 +269,14 @@ impl DeviceArgs {
 /// Says what the self-test found since this was last called.
 fn tell_findings(device: &Device) {
     device.take_notices().iter().for_each(|notice| eprintln!("notice: {notice}"));
+}
+
+/// One of several devices.
+fn parse_device(name: &str) -> Result<DeviceChoice, String> {
+    match name {
+        "auto" | "cpu" | "gpu" => Ok(DeviceChoice::from_str(name).unwrap_or_default()),
+        name => parse_adapter(name),
+    }
 }
 
 fn parse_adapter(text: &str) -> Result<DeviceChoice, String> {

@@ -35,12 +35,16 @@ mod written;
 pub use adapter::Adapter;
 #[cfg(not(target_arch = "wasm32"))]
 pub use beam::{Beam, BeamOptions};
+#[cfg(not(target_arch = "wasm32"))]
+pub use front::DeviceLayers;
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
 pub(crate) use guide::{TokenGuide, guide};
 pub use inside::{HeadWeights, TimedDispatch, Timeline};
 #[cfg(not(target_arch = "wasm32"))]
 pub use kept::KeptStats;
 pub use logprobs::Logprobs;
+#[cfg(not(target_arch = "wasm32"))]
+pub use model::Placed;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use model::plan_of;
 pub use model::{LoadOptions, Model, Trace};

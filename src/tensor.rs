@@ -235,6 +235,12 @@ impl Tensor {
         Arc::ptr_eq(&self.storage, &other.storage)
     }
 
+    /// Whether both have one place in memory, as the first rows of a tensor have that of all its rows.
+    pub(crate) fn is_in_place_of(&self, other: &Tensor) -> bool {
+        let blocks = self.storage.block().zip(other.storage.block());
+        blocks.is_some_and(|(block, other)| Arc::ptr_eq(block, other))
+    }
+
     /// Whether it was declared as a part of a cache.
     pub(crate) fn is_cache(&self) -> bool {
         self.storage.role == Some(Role::Cache)

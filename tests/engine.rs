@@ -2,12 +2,13 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::path::Path;
 
 use common::shared::executors;
 use common::{Rng, block_on, find_data};
 use tilewright::engine::{Driver, Engine, EngineOptions, Request, Stream, Usage};
-use tilewright::generate::{Piece, StopReason};
+use tilewright::generate::{DeviceLayers, Piece, StopReason};
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::{Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery, Tier};
@@ -22,12 +23,16 @@ fn tiny(device: &Device, name: &str) -> Model {
     Model::load(device, path, LoadOptions::default()).unwrap()
 }
 
-/// The same with the last `gpu_layers` of its layers on a GPU and the others on the CPU, or all on a CPU.
-fn split(device: &Device, name: &str, gpu_layers: u32) -> Model {
+/// The same, exact, with its first layers on other devices.
+fn split(device: &Device, name: &str, others: &[(&Device, u32)]) -> Model {
     let path = find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
-    let gpu_layers = device.is_gpu().then_some(gpu_layers);
-    let options = LoadOptions { gpu_layers, exact: true, kv_type: KvType::F32, ..LoadOptions::default() };
+    let layers_on = layers_on(others);
+    let options = LoadOptions { layers_on, exact: true, kv_type: KvType::F32, ..LoadOptions::default() };
     Model::load(device, path, options).unwrap()
+}
+
+fn layers_on(others: &[(&Device, u32)]) -> Vec<DeviceLayers> {
+    others.iter().map(|&(device, n_layers)| DeviceLayers { device: device.clone(), n_layers }).collect()
 }
 
 /// Tells of each token the 3 likeliest ones, so that equal texts have equal logits.
@@ -111,7 +116,7 @@ fn texts_are_the_same_alone_and_in_any_batch() {
         };
         models.extend(others.iter().map(|name| (*name, tiny(&device, name))));
         if device.is_gpu() {
-            models.push(("gemma3, half on the CPU", split(&device, "gemma3", 2)));
+            models.push(("gemma3, half on the CPU", split(&device, "gemma3", &[(&common::cpu(), 2)])));
         }
         for (name, model) in models {
             let n = 9;
@@ -300,14 +305,14 @@ fn dropped_texts_leave_the_others_alone() {
 fn what_the_cache_has_no_room_for_comes_back_from_the_host() {
     const PAGE: usize = 64;
     for device in executors() {
-        let split = [("gemma3", Some(3)), ("qwen35", Some(2))];
-        for (name, gpu_layers) in [("llama3-rope", None), ("gemma3", None), ("qwen35", None)].into_iter().chain(split) {
-            if gpu_layers.is_some() && !device.is_gpu() {
-                continue;
-            }
+        let cpu = common::cpu();
+        let others = [vec![], vec![(&cpu, 1)], vec![(&cpu, 1), (&device, 1)]];
+        let names = ["llama3-rope", "gemma3", "qwen35"];
+        let all = names.into_iter().flat_map(|name| others.iter().map(move |others| (name, others)));
+        for (name, others) in all.filter(|(name, others)| others.is_empty() || (device.is_gpu() && *name != names[0])) {
             let path = find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
             let context_length = Some(4 * PAGE as u32);
-            let load_options = LoadOptions { context_length, gpu_layers, ..LoadOptions::default() };
+            let load_options = LoadOptions { context_length, layers_on: layers_on(others), ..LoadOptions::default() };
             let model = Model::load(&device, path, load_options).unwrap();
             let request = |seed| Request::new(ids(3 * PAGE + 9, seed, &model), greedy(6));
             let run = |host_cache_bytes| {
@@ -340,13 +345,15 @@ fn what_the_cache_has_no_room_for_comes_back_from_the_host() {
     }
 }
 
-/// Where the CPU computes the first layers of all sequences, texts are those of the CPU alone, and so are the probabilities but for
-/// the order of sums: layers with all keys, with windows and with states, on either device. What begins alike is computed once.
+/// Where several devices share the layers of all sequences, texts are those of the CPU alone, and so are the probabilities but for
+/// the order of sums: layers with all keys, with windows and with states, on any device. What begins alike is computed once.
 #[test]
-fn layers_that_the_cpu_computes_leave_the_same_texts() {
+fn layers_on_several_devices_leave_the_same_texts() {
     let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
+    let Some(other) = common::gpu(None) else { return };
+    let cpu = common::cpu();
     for name in ["llama3-rope", "gemma3", "lfm2", "qwen35", "gpt-oss"] {
-        let whole = split(&common::cpu(), name, 0);
+        let whole = split(&cpu, name, &[]);
         let n_layers = whole.config().n_layers();
         let mut requests: Vec<(usize, Request)> = prompts(&whole, 5, 4)
             .into_iter()
@@ -362,11 +369,13 @@ fn layers_that_the_cpu_computes_leave_the_same_texts() {
         ]);
         let options = EngineOptions { max_sequences: 4, ..EngineOptions::default() };
         let (want, _) = together(&whole, &options, &requests);
-        for gpu_layers in [1, n_layers - 1] {
-            let model = split(&gpu, name, gpu_layers);
+        let splits: [&[_]; 4] =
+            [&[(&cpu, 1)], &[(&cpu, n_layers - 1)], &[(&other, 1)], &[(&cpu, 1), (&other, n_layers - 2)]];
+        for others in splits {
+            let model = split(&gpu, name, others);
             let (got, engine) = together(&model, &options, &requests);
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                let context = format!("{name}, {gpu_layers} layers on the GPU: text {i}");
+                let context = format!("{name}, {others:?}: text {i}");
                 assert_eq!(got.ids(), want.ids(), "{context}");
                 for (piece, of_cpu) in got.pieces.iter().zip(&want.pieces) {
                     let logprob = |piece: &Piece| piece.logprobs.as_ref().expect("they are asked for").logprob;
@@ -374,10 +383,12 @@ fn layers_that_the_cpu_computes_leave_the_same_texts() {
                     assert!(difference < 1e-3, "{context}: probabilities differ by {difference}");
                 }
             }
-            let of_cpu = model.cpu_plan().unwrap().expect("the CPU has the first layers");
-            assert_eq!(engine.plan().weights_bytes, of_cpu.weights_bytes + model.plan().weights_bytes, "{name}");
+            let weights_bytes: u64 = model.placement().unwrap().iter().map(|placed| placed.plan.weights_bytes).sum();
+            assert_eq!(engine.plan().weights_bytes, weights_bytes, "{name}");
             assert_eq!(engine.stats().cached_tokens, 128, "{name}: two pages");
-            assert_eq!(engine.stats().n_ahead_passes, 0, "the CPU needs each token first");
+            assert_eq!(engine.stats().n_ahead_passes, 0, "the host carries rows from device to device");
+            let devices = &engine.devices()[0];
+            assert!(others.iter().all(|(device, _)| devices.device.contains(&device.info().name)), "{devices:?}");
         }
     }
 }
@@ -557,6 +568,39 @@ fn after_a_lost_device_texts_go_on_with_the_same_tokens() {
         assert_eq!(collect(stream).unwrap().ids(), *whole);
     }
     assert_eq!(engine.stats().n_failed, 0);
+}
+
+/// The same where a device is lost that computes the first layers alone.
+#[test]
+fn after_the_loss_of_one_of_two_devices_texts_go_on_with_the_same_tokens() {
+    let open = || block_on(Device::open(&DeviceChoice::Gpu, None));
+    let Some(device) = common::gpu_from(open()) else { return };
+    let first = Cell::new(None);
+    let load = |device: &Device| {
+        let opened = open()?;
+        let options = LoadOptions { layers_on: layers_on(&[(&opened, 2)]), ..LoadOptions::default() };
+        first.set(Some(opened));
+        Model::from_file(device, ModelFile::builtin()?, options)
+    };
+    let mut recovery = Recovery::new(open, load, |_| ());
+    let model = recovery.load(&device).unwrap();
+    let requests: Vec<Request> = [5, 90, 40].map(|n| Request::new(vec![1; n], greedy(12))).into();
+    let alone = |request: &Request| together(&model, &EngineOptions::default(), &[(0, request.clone())]).0.remove(0);
+    let whole: Vec<Text> = requests.iter().map(alone).collect();
+    let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+    let streams: Vec<Stream> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+    for _ in 0..5 {
+        block_on(driver.step()).unwrap();
+    }
+    first.take().unwrap().destroy();
+    engine.close();
+    block_on(driver.run_with(&mut recovery));
+    for (stream, whole) in streams.into_iter().zip(&whole) {
+        assert_eq!(collect(stream).unwrap().ids(), whole.ids());
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.n_failed, stats.n_recoveries), (0, 1));
+    assert!(first.take().is_some_and(|device| device.counters().dispatches > 0), "it was opened and used again");
 }
 
 /// Without anything to load it again with, every text ends with an error, and so does the engine.

@@ -8,17 +8,15 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-#[cfg(feature = "serve")]
-use tilewright::DeviceChoice;
 #[cfg(feature = "grammar")]
 use tilewright::answer::Format;
 use tilewright::answer::{AnswerReader, ToolCall};
-use tilewright::generate::{ContextPolicy, Generation, KeptStats, Stats, StopReason, Streaming};
+use tilewright::generate::{ContextPolicy, DeviceLayers, Generation, KeptStats, Stats, StopReason, Streaming};
 #[cfg(feature = "grammar")]
 use tilewright::grammar::Constraint;
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
-use tilewright::{Counters, Device, Error, GenerateOptions, LoadOptions, Model, Recovery};
+use tilewright::{Counters, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
 use super::answer::Answer;
 use super::guess::{self, GuessArgs};
@@ -26,7 +24,7 @@ use super::lora::LoraArgs;
 use super::lost::each_piece;
 use super::parallel::{self, ParallelArgs};
 use super::several::SeveralArgs;
-use super::{DeviceArgs, Failure, parse_bytes, print_json, show_bytes, tell_findings};
+use super::{DeviceArgs, Failure, parse_bytes, parse_device, print_json, show_bytes, tell_findings};
 
 #[derive(Args)]
 pub struct RunArgs {
@@ -52,6 +50,11 @@ pub struct ModelArgs {
     /// Compute the last N layers and the head on the GPU, and the others on the CPU, whose memory then holds them.
     #[arg(long, value_name = "N")]
     gpu_layers: Option<u32>,
+    /// Compute N layers on another device before those of --device: `cpu`, a number in `tilewright info`, or part of an
+    /// adapter's name. Can be given several times: each device goes on where the one before it ends. The memory of each
+    /// holds its layers.
+    #[arg(long, value_name = "DEVICE=N")]
+    layers_on: Vec<LayersOn>,
     /// Leave tables of which a token needs one row in the file, and read that row for each token: per-layer embeddings, and the
     /// embedding of a model that has another matrix as its head.
     #[arg(long)]
@@ -78,6 +81,23 @@ impl FromStr for Ctx {
             "auto" => Ok(Ctx::Auto),
             n => n.parse().map(Ctx::Of).map_err(|error| format!("`{n}`: {error}; expected a number or `auto`")),
         }
+    }
+}
+
+/// Layers on another device.
+#[derive(Clone, Debug)]
+struct LayersOn {
+    device: DeviceChoice,
+    n_layers: u32,
+}
+
+impl FromStr for LayersOn {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LayersOn, String> {
+        let wrong = || format!("`{text}`: expected a device and how many layers it computes, such as 1=12");
+        let (device, n_layers) = text.rsplit_once('=').ok_or_else(wrong)?;
+        Ok(LayersOn { device: parse_device(device)?, n_layers: n_layers.trim().parse().map_err(|_| wrong())? })
     }
 }
 
@@ -257,7 +277,7 @@ impl ModelArgs {
         self.device.open_one(choice)
     }
 
-    /// How the model is loaded.
+    /// How the model is loaded, but for layers on further devices.
     pub fn options(&self) -> LoadOptions<'static> {
         LoadOptions {
             context_length: self.ctx.and_then(|ctx| if let Ctx::Of(n) = ctx { Some(n) } else { None }),
@@ -272,6 +292,31 @@ impl ModelArgs {
         }
     }
 
+    /// The further devices that compute layers, in order.
+    #[cfg(feature = "serve")]
+    pub fn layers_on(&self) -> impl Iterator<Item = &DeviceChoice> {
+        self.layers_on.iter().map(|layers| &layers.device)
+    }
+
+    /// What these are to compute for a model on this device, each opened by `open`: where there is no GPU, the CPU computes all
+    /// layers.
+    pub fn open_layers_on(
+        &self,
+        device: &Device,
+        open: impl Fn(&DeviceChoice) -> Result<Device, Error>,
+    ) -> Result<Vec<DeviceLayers>, Error> {
+        if device.is_gpu() {
+            let opened =
+                |layers: &LayersOn| Ok(DeviceLayers { device: open(&layers.device)?, n_layers: layers.n_layers });
+            return self.layers_on.iter().map(opened).collect();
+        }
+        let asked = [("--gpu-layers", self.gpu_layers.is_some()), ("--layers-on", !self.layers_on.is_empty())];
+        for (option, _) in asked.into_iter().filter(|(_, is_asked)| *is_asked) {
+            eprintln!("notice: there is no GPU for {option}; the CPU computes all layers");
+        }
+        Ok(Vec::new())
+    }
+
     /// The model with the adapters that were named.
     #[cfg(feature = "serve")]
     pub fn adapted(&self, model: Model) -> Result<Model, Error> {
@@ -284,10 +329,8 @@ impl ModelArgs {
         // What its opening had to say was said at the first time.
         let open = move || self.device.choose();
         let load = move |device: &Device| {
-            if self.gpu_layers.is_some() && !device.is_gpu() {
-                eprintln!("notice: there is no GPU for --gpu-layers; the CPU computes all layers");
-            }
-            let options = LoadOptions { further_tokens, ..self.options() };
+            let layers_on = self.open_layers_on(device, |choice| self.device.open_one(choice))?;
+            let options = LoadOptions { further_tokens, layers_on, ..self.options() };
             let model = load(path, device, options)?;
             if self.stream_rows && model.streaming().is_none_or(|streaming| streaming.tables_bytes == 0) {
                 eprintln!(
@@ -310,8 +353,11 @@ pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> R
         }
     });
     tell_findings(device);
-    if let Some(streaming) = loaded.as_ref().ok().and_then(Model::streaming) {
-        tell_streaming(&streaming);
+    if let Ok(model) = &loaded {
+        model.placement()?.iter().for_each(|placed| tell_findings(&placed.device));
+        if let Some(streaming) = model.streaming() {
+            tell_streaming(&streaming);
+        }
     }
     loaded
 }
@@ -482,6 +528,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
             "speculation": generation.speculation(),
             "memory": generation.session().plan(),
             "streaming": model.streaming(),
+            "placement": model.placement()?,
             "counters": counters,
         });
         if let (Some((thinking, answer, calls)), Some(fields)) = (read, all.as_object_mut()) {

@@ -11,7 +11,7 @@ use tilewright::engine::{Engine, EngineOptions};
 use tilewright::load::{ModelFile, ModelShape};
 use tilewright::serve::{Decoder, KeepOptions, Limits, Loaded, ModelSpec, Server, ServerOptions, size_of_files};
 use tilewright::{
-    Breaker, Device, DeviceChoice, EmbedOptions, Embedder, Error, Model, Recovery, RerankOptions, Reranker,
+    Breaker, Device, DeviceChoice, EmbedOptions, Embedder, Error, LoadOptions, Model, Recovery, RerankOptions, Reranker,
 };
 
 use super::run::{self, ModelArgs, with_loading_bar};
@@ -159,7 +159,9 @@ pub struct Loader {
     args: ModelArgs,
     engine: EngineOptions,
     template: Option<String>,
+    /// Those that compute texts, then those that compute layers for them.
     places: Vec<Place>,
+    n_engines: usize,
 }
 
 /// A device that models share.
@@ -180,8 +182,11 @@ impl Place {
 
 impl Loader {
     pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Result<Arc<Loader>, Error> {
-        let places = args.devices()?.into_iter().map(|choice| Place { choice, device: Mutex::default() }).collect();
-        Ok(Arc::new(Loader { args, engine, template, places }))
+        let mut choices = args.devices()?;
+        let n_engines = choices.len();
+        choices.extend(args.layers_on().map(Clone::clone));
+        let places = choices.into_iter().map(|choice| Place { choice, device: Mutex::default() }).collect();
+        Ok(Arc::new(Loader { args, engine, template, places, n_engines }))
     }
 
     /// A model that is given as `[NAME=]MODEL`, or the built-in one.
@@ -191,7 +196,7 @@ impl Loader {
             None => (BUILTIN.into(), None),
         };
         let size = path.as_deref().map_or(ModelFile::BUILTIN.len() as u64, size_of_files);
-        let breakers: Vec<Arc<Breaker>> = self.places.iter().map(|_| Arc::default()).collect();
+        let breakers: Vec<Arc<Breaker>> = (0..self.n_engines).map(|_| Arc::default()).collect();
         let (loader, of_load) = (self.clone(), breakers.clone());
         Ok(ModelSpec::new(name, size, move || loader.load(path.as_deref(), &of_load)).with_breakers(breakers))
     }
@@ -254,7 +259,12 @@ impl Loader {
     }
 
     fn load_decoder(&self, path: Option<&Path>, device: &Device) -> Result<Model, Error> {
-        self.args.adapted(run::load(path, device, self.args.options())?)
+        let open = |choice: &DeviceChoice| match self.places.iter().find(|place| place.choice == *choice) {
+            Some(place) => place.device(&self.args),
+            None => self.args.open_one(choice),
+        };
+        let layers_on = self.args.open_layers_on(device, open)?;
+        self.args.adapted(run::load(path, device, LoadOptions { layers_on, ..self.args.options() })?)
     }
 
     /// What makes that which loads a model anew, in the thread that computes.

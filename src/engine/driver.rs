@@ -14,7 +14,7 @@ use super::sequence::Sequence;
 use super::stream::Teller;
 #[cfg(not(target_arch = "wasm32"))]
 use super::watchdog::Watchdog;
-use crate::device::pause;
+use crate::device::{Device, pause};
 use crate::error::Error;
 use crate::generate::{Model, StopReason};
 use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
@@ -86,9 +86,9 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Memory of the weights and of what all sequences share, with that of the CPU if it computes the first layers.
+    /// Memory of the weights and of what all sequences share, on all devices that compute layers.
     pub fn plan(&self) -> MemoryPlan {
-        self.passes.first_plan().unwrap_or_default() + self.passes.plan()
+        self.passes.plans_before().fold(self.passes.plan(), |sum, plan| sum + plan)
     }
 
     /// Computes until no request comes any more. After an error all that were computed have failed.
@@ -189,11 +189,12 @@ impl Driver {
             Error::Gpu { .. } => LossReason::Refused,
             _ => return error,
         };
-        let device = self.model.device();
-        if !device.is_gpu() {
+        // Which of several it was is not known.
+        let mut gpus = self.model.devices().filter(|device| device.is_gpu()).peekable();
+        if gpus.peek().is_none() {
             return error;
         }
-        device.destroy();
+        gpus.for_each(Device::destroy);
         Error::DeviceLost { reason, context: "computing a step".into(), message: error.to_string() }
     }
 
@@ -210,14 +211,14 @@ impl Driver {
     }
 
     fn tell_device(&self) {
-        self.shared.set_device(self.number, self.model.device());
+        self.shared.set_devices(self.number, self.model.devices().cloned().collect());
     }
 
     /// A step, and what becomes of one that takes too long.
     #[cfg(not(target_arch = "wasm32"))]
     async fn watched_compute(&mut self) -> Result<(), Error> {
         if let Some(watchdog) = &self.watchdog {
-            watchdog.step_begins(self.model.device());
+            watchdog.step_begins(self.model.devices().cloned().collect());
         }
         let computed = self.compute().await;
         if self.watchdog.as_ref().is_some_and(Watchdog::step_ends) {
@@ -603,7 +604,8 @@ fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
         let attention = &block.attention;
         u64::from(attention.n_kv_heads) * u64::from(model.kv_type().row_words(attention.head_dim)) * 4 * u64::from(PAGE)
     });
-    let limit = model.device().target().limits().max_binding_bytes / widest.max().unwrap_or(1).max(1);
+    let bindings = model.devices().map(|device| device.target().limits().max_binding_bytes);
+    let limit = bindings.min().unwrap_or(0) / widest.max().unwrap_or(1).max(1);
     let most = u32::try_from(limit).unwrap_or(u32::MAX).saturating_sub(1).max(pages_each);
     let (n_copies, spills) = (n_copies(model, options), options.host_cache_bytes > 0);
     let (max_pass, kv_type) = (model.max_pass(), model.kv_type());
@@ -613,7 +615,7 @@ fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
     loop {
         let passes = Passes::declare(model, sizes(n_pages))?;
         let fits = model.check_fits(&passes.plan(), "fewer sequences or a shorter context would take less");
-        match fits.and_then(|()| model.check_front_fits(passes.first_plan().as_ref())) {
+        match fits.and_then(|()| model.check_fits_before(passes.plans_before())) {
             Err(Error::Memory { .. }) if asked.is_none() && n_pages > pages_each => {
                 n_pages = (n_pages / 2).max(pages_each)
             }

@@ -3,18 +3,18 @@
 use super::pages::{HostPage, PageId};
 pub(super) use super::stage::Sizes;
 use super::stage::Stage;
-use crate::device::Pending;
+use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::generate::{Model, rows_for};
 use crate::kernels::StateRow;
 use crate::model::{PassTensors, RowsEnding};
 use crate::recording::MemoryPlan;
 
-/// Both stages have the same pages, places and rows under the same numbers. The host carries the rows of a pass from the first
-/// to the last.
+/// All stages have the same pages, places and rows under the same numbers. The host carries the rows of a pass from each to the
+/// next.
 pub(super) struct Passes {
-    /// That of the layers which another device computes before the model's own, if there is one.
-    first: Option<Stage>,
+    /// Those of layers which other devices compute before the model's own, in order.
+    before: Vec<Stage>,
     last: Stage,
     sizes: Sizes,
 }
@@ -25,13 +25,13 @@ impl Passes {
     /// # Errors
     /// Those of [`Stage::declare`].
     pub fn declare(model: &Model, sizes: Sizes) -> Result<Passes, Error> {
-        let first =
-            model.front().map(|(device, transformer)| Stage::declare(device, transformer, sizes)).transpose()?;
-        Ok(Passes { first, last: Stage::declare(model.device(), model.transformer(), sizes)?, sizes })
+        let stage = |(device, transformer)| Stage::declare(device, transformer, sizes);
+        let before = model.parts_before().map(stage).collect::<Result<_, _>>()?;
+        Ok(Passes { before, last: stage((model.device(), model.transformer()))?, sizes })
     }
 
     fn stages(&self) -> impl Iterator<Item = &Stage> {
-        self.first.iter().chain([&self.last])
+        self.before.iter().chain([&self.last])
     }
 
     /// Memory of the weights and of all this on the model's device.
@@ -39,9 +39,9 @@ impl Passes {
         self.last.plan()
     }
 
-    /// The same on the device of the first layers, if it is another.
-    pub fn first_plan(&self) -> Option<MemoryPlan> {
-        self.first.as_ref().map(Stage::plan)
+    /// The same on each device before it.
+    pub fn plans_before(&self) -> impl Iterator<Item = MemoryPlan> {
+        self.before.iter().map(Stage::plan)
     }
 
     /// What a pass over one token of each of several sequences shares with the host after its last layer.
@@ -133,11 +133,13 @@ impl Passes {
             stage.device.write(&stage.prompt.tokens, position, ids)?;
             stage.prompt.state.set_rows(&stage.device, &rows)?;
         }
-        if let Some(first) = &mut self.first {
-            let (device, stream) = (first.device.clone(), first.prompt.stream.first_rows(size)?);
-            let left = device.run_and_read(first.of_prompt(size).await?, &stream)?.await?;
-            self.last.device.write(&self.last.prompt.stream, 0, &left)?;
+        let mut left = None;
+        for stage in &mut self.before {
+            let (device, stream) = (stage.device.clone(), stage.prompt.stream.first_rows(size)?);
+            take_left(&device, &stage.prompt, left)?;
+            left = Some(device.run_and_read(stage.of_prompt(size).await?, &stream)?.await?);
         }
+        take_left(&self.last.device, &self.last.prompt, left)?;
         let device = self.last.device.clone();
         device.run(self.last.of_prompt(size).await?)
     }
@@ -148,12 +150,19 @@ impl Passes {
     /// As [`Passes::compute_prompt`].
     pub async fn submit_rows(&mut self, n: u32, ending: RowsEnding) -> Result<Pending, Error> {
         let n_rows = n.next_power_of_two();
-        if let Some(first) = &mut self.first {
-            let (device, stream) = (first.device.clone(), first.rows.stream.first_rows(n_rows)?);
-            let left = device.run_and_read(first.of_rows(n_rows, RowsEnding::default()).await?, &stream)?.await?;
-            self.last.device.write(&self.last.rows.stream, 0, &left)?;
+        let mut left = None;
+        for stage in &mut self.before {
+            let (device, stream) = (stage.device.clone(), stage.rows.stream.first_rows(n_rows)?);
+            take_left(&device, &stage.rows, left)?;
+            left = Some(device.run_and_read(stage.of_rows(n_rows, RowsEnding::default()).await?, &stream)?.await?);
         }
+        take_left(&self.last.device, &self.last.rows, left)?;
         let (device, chosen) = (self.last.device.clone(), self.last.rows.chosen.clone());
         device.run_and_read(self.last.of_rows(n_rows, ending).await?, &chosen)
     }
+}
+
+/// Has a device's next pass begin with the rows that the device before it left, if there is one.
+fn take_left(device: &Device, io: &PassTensors, left: Option<Vec<u32>>) -> Result<(), Error> {
+    left.map_or(Ok(()), |rows| device.write(&io.stream, 0, &rows))
 }

@@ -46,8 +46,9 @@ struct DriverState {
     n_free: usize,
     /// Whether the next request waits for its pages.
     lacks_pages: bool,
-    device: Option<Device>,
-    /// Of the devices before it.
+    /// Those that compute layers of its model, in order.
+    devices: Vec<Device>,
+    /// Of those whose place they took.
     counters_before: Counters,
     stats: EngineStats,
 }
@@ -142,7 +143,7 @@ impl std::ops::Add for EngineStats {
 /// What one of an engine's devices did, and does.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct DeviceStats {
-    /// The device's name.
+    /// The device's name; of several that share a model's layers all, with ` + ` between.
     pub device: String,
     /// Of its texts alone; nothing waits for one device.
     pub stats: EngineStats,
@@ -168,7 +169,7 @@ impl State {
 
 impl DriverState {
     fn counters(&self) -> Counters {
-        self.counters_before + self.device.as_ref().map_or_else(Counters::default, Device::counters)
+        self.devices.iter().fold(self.counters_before, |sum, device| sum + device.counters())
     }
 }
 
@@ -220,11 +221,11 @@ impl Shared {
     }
 
     /// Says what a driver computes on.
-    pub fn set_device(&self, driver: usize, device: &Device) {
+    pub fn set_devices(&self, driver: usize, devices: Vec<Device>) {
         self.state.with(|state| {
             if let Some(driver) = state.drivers.get_mut(driver) {
                 driver.counters_before = driver.counters();
-                driver.device = Some(device.clone());
+                driver.devices = devices;
             }
         });
     }
@@ -409,7 +410,7 @@ impl Engine {
     /// The same of each device. A device that was replaced by the CPU is the CPU.
     pub fn devices(&self) -> Vec<DeviceStats> {
         let told = |driver: &DriverState| DeviceStats {
-            device: driver.device.as_ref().map(|device| device.info().name.clone()).unwrap_or_default(),
+            device: driver.devices.iter().map(|device| device.info().name.as_str()).collect::<Vec<_>>().join(" + "),
             stats: driver.stats,
             counters: driver.counters(),
         };

@@ -18,8 +18,8 @@ struct Watch {
 
 #[derive(Default)]
 struct State {
-    /// The step that is computed: when it has to be over, and on what device it is.
-    step: Option<(Instant, Device)>,
+    /// The step that is computed: when it has to be over, and on what devices it is.
+    step: Option<(Instant, Vec<Device>)>,
     /// Whether it is not over by then.
     is_late: bool,
     is_over: bool,
@@ -41,7 +41,8 @@ impl Watch {
                 None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(Duration::ZERO) => {
                     state.is_late = true;
-                    if let Some((_, device)) = &state.step {
+                    // Which of several does not answer is not known.
+                    for device in state.step.iter().flat_map(|(_, devices)| devices) {
                         let message = format!("a step took longer than {} s", self.limit.as_secs_f64());
                         device.give_up(LossReason::SlowStep, message);
                     }
@@ -63,10 +64,10 @@ impl Watchdog {
         Ok(Watchdog(watch))
     }
 
-    /// A step begins on a device.
-    pub fn step_begins(&self, device: &Device) {
+    /// A step begins on these devices.
+    pub fn step_begins(&self, devices: Vec<Device>) {
         let end = Instant::now().checked_add(self.0.limit);
-        *self.0.state() = State { step: end.map(|end| (end, device.clone())), ..State::default() };
+        *self.0.state() = State { step: end.map(|end| (end, devices)), ..State::default() };
         self.0.changed.notify_one();
     }
 

@@ -2,6 +2,8 @@
 
 use std::num::NonZeroUsize;
 #[cfg(not(target_arch = "wasm32"))]
+use std::ops::Range;
+#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::sync::Arc;
 #[cfg(feature = "lora")]
@@ -13,7 +15,7 @@ use super::Session;
 #[cfg(feature = "lora")]
 use super::adapter::{Adapter, AdapterInner};
 #[cfg(not(target_arch = "wasm32"))]
-use super::front::{Front, FrontPasses};
+use super::front::{self, DeviceLayers, FrontPasses, Fronts};
 use super::passes::{PASS_SIZES, RecordedPasses, Room};
 #[cfg(not(target_arch = "wasm32"))]
 use super::rows::{self, RowTables};
@@ -28,7 +30,7 @@ use crate::grammar::Grammars;
 use crate::kernels::KvType;
 use crate::load::{Catalog, ChatSource, FNV_BASIS, FURTHER_TOKENS, Feed, FileBytes, ModelFile, ModelHeader, fnv};
 use crate::memory::Limit;
-use crate::model::{Block, Ending, KvCache, ModelConfig, PassTensors, Transformer, Weights};
+use crate::model::{Block, KvCache, ModelConfig, PassTensors, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
@@ -69,6 +71,10 @@ pub struct LoadOptions<'a> {
     /// and the embedding. All of them if `None`. For files that are there as a whole, natively; on the CPU this changes
     /// nothing.
     pub gpu_layers: Option<u32>,
+    /// Further devices that compute layers, in order, before the model's own: the first of them goes on after the layers that
+    /// `gpu_layers` leaves to the CPU. The memory of each holds its layers. For files that are there as a whole.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub layers_on: Vec<DeviceLayers>,
     /// Load the head that guesses the token after the next one, if the files have one that is known (Qwen3.5):
     /// [`GenerateOptions::further_tokens`](super::GenerateOptions::further_tokens) uses it. It takes about as much memory as a
     /// layer, and needs the embedding on its device.
@@ -113,9 +119,9 @@ pub(super) struct Inner {
     /// Fetches rows of tables that are in the file.
     #[cfg(not(target_arch = "wasm32"))]
     tables: Option<RowTables>,
-    /// What the CPU computes first.
+    /// What other devices compute first.
     #[cfg(not(target_arch = "wasm32"))]
-    front: Option<Arc<Front>>,
+    fronts: Arc<Fronts>,
     /// Adapters that were loaded, and the memory that they share with the model.
     #[cfg(feature = "lora")]
     adapters: Mutex<Vec<std::sync::Weak<AdapterInner>>>,
@@ -124,6 +130,24 @@ pub(super) struct Inner {
     /// Made when they are needed first.
     #[cfg(feature = "grammar")]
     grammars: OnceLock<Arc<Grammars>>,
+}
+
+/// Layers of a model on the device that computes them.
+#[cfg(not(target_arch = "wasm32"))]
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Placed {
+    /// The device; written as its name.
+    #[serde(serialize_with = "name_of")]
+    pub device: Device,
+    /// The layers, counted from 0; with the first comes the embedding, with the last the head.
+    pub layers: Range<u32>,
+    /// Memory of their weights and one session.
+    pub plan: MemoryPlan,
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+fn name_of<S: serde::Serializer>(device: &Device, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&device.info().name)
 }
 
 /// All logits and the residual stream of a pass, for inspection and tests.
@@ -167,7 +191,8 @@ impl Model {
         let ModelFile { header, files } = file;
         let files = Arc::new(files);
         let (model, mut feed) = Model::declare(device, header, Some(&files), &options)?;
-        while_testing(model.test(), || feed.take_all(device, &files, options.progress))?;
+        let test = RecordedPasses::test_usual(&model.device, model.transformer(), model.room);
+        while_testing(test, || feed.take_all(device, &files, options.progress))?;
         let digest = feed.digest();
         #[cfg(not(target_arch = "wasm32"))]
         let digest = match &model.inner.streamed {
@@ -183,25 +208,8 @@ impl Model {
             None => digest,
         };
         #[cfg(not(target_arch = "wasm32"))]
-        let digest = match &model.inner.front {
-            Some(front) => digest.wrapping_add(front.fill(&files)?),
-            None => digest,
-        };
+        let digest = digest.wrapping_add(model.inner.fronts.fill(&files, model.room)?);
         model.complete(device.clone(), digest)
-    }
-
-    /// Tests the passes of all generations.
-    async fn test(&self) -> Result<(), Error> {
-        if !self.device.is_gpu() {
-            return Ok(());
-        }
-        let target = self.device.target();
-        let mut passes = RecordedPasses::declare(&target, self.transformer(), self.room)?;
-        passes.record_all_sizes(&target, self.transformer())?;
-        for ending in [Ending::Greedy { penalize: true, mask: false }, Ending::Sample { penalize: true, mask: false }] {
-            passes.record(&target, self.transformer(), 1, ending)?;
-        }
-        passes.test_all(&self.device, self.transformer()).await
     }
 
     /// Declares a model whose weights the feed is still to take, and compares the plan with the limit; nothing is
@@ -226,10 +234,12 @@ impl Model {
         check_read(&catalog, &weights, &config, leaves_out)?;
         let layers = 0..config.n_layers();
         #[cfg(not(target_arch = "wasm32"))]
-        let layers = match options.gpu_layers.filter(|_| device.is_gpu() && files.is_some()) {
-            Some(n) => layers.end - checked_gpu_layers(n, layers.end)?..layers.end,
-            None => layers,
+        let before = match files {
+            Some(_) => front::before(&device, &config, options)?,
+            None => front::none(options)?,
         };
+        #[cfg(not(target_arch = "wasm32"))]
+        let layers = before.iter().map(|layers| layers.n_layers).sum()..layers.end;
         let part = |weights: &Weights, context_length, fetches_rows: bool| {
             let transformer = Transformer::declare(config.clone(), weights.clone(), context_length)?;
             let transformer = transformer.part(layers.clone());
@@ -328,24 +338,25 @@ impl Model {
             None => feed,
         };
         #[cfg(not(target_arch = "wasm32"))]
-        let front = match (layers.start, files) {
-            (1.., Some(_)) => {
-                let declare = |fetches_rows| {
-                    let front =
-                        Front::declare(&transformer, &catalog, room.context_length, options.exact, fetches_rows)?;
-                    front.check_fits(room).map(|()| front)
+        let fronts = {
+            let declare = |fetches_rows| {
+                let shared = front::Shared {
+                    catalog: &catalog,
+                    context_length: room.context_length,
+                    exact: options.exact,
+                    fetches_rows,
                 };
-                let front = match declare(options.stream_rows) {
-                    Err(Error::Memory { .. }) if options.stream_layers && !options.stream_rows => declare(true)?,
-                    declared => declared?,
-                };
-                Some(Arc::new(front))
+                let fronts = Fronts::declare(&before, &transformer, shared)?;
+                fronts.check_plans(fronts.plans(room)?.into_iter()).map(|()| fronts)
+            };
+            match declare(options.stream_rows) {
+                Err(Error::Memory { .. }) if options.stream_layers && !options.stream_rows => declare(true)?,
+                declared => declared?,
             }
-            _ => None,
         };
         #[cfg(not(target_arch = "wasm32"))]
         let tables = files.and_then(|files| {
-            let first = front.as_ref().map_or(&transformer, |front| front.transformer());
+            let first = fronts.parts().next().map_or(&transformer, |(_, part)| part);
             RowTables::of(first, &transformer, &catalog, files, fitting_context)
         });
         let encodings = match tokenizer {
@@ -367,7 +378,7 @@ impl Model {
             #[cfg(not(target_arch = "wasm32"))]
             tables,
             #[cfg(not(target_arch = "wasm32"))]
-            front,
+            fronts: Arc::new(fronts),
             #[cfg(feature = "lora")]
             adapters: Mutex::default(),
             limit,
@@ -464,19 +475,23 @@ impl Model {
         self.row_tables().map_or(Ok(()), |tables| tables.fetch(&self.device, io, position, ids))
     }
 
-    /// Memory that the CPU takes for the layers that it computes and one session, if two devices share the model.
+    /// Which device computes which layers, in order; the model's own is the last.
     ///
     /// # Errors
     /// As [`Model::session`].
     #[cfg(not(target_arch = "wasm32"))]
-    pub fn cpu_plan(&self) -> Result<Option<MemoryPlan>, Error> {
-        self.inner.front.as_ref().map(|front| front.plan(self.room)).transpose()
+    pub fn placement(&self) -> Result<Vec<Placed>, Error> {
+        let others = self.inner.fronts.parts().zip(self.inner.fronts.plans(self.room)?);
+        let others =
+            others.map(|((device, part), plan)| Placed { device: device.clone(), layers: part.layers(), plan });
+        let own = Placed { device: self.device.clone(), layers: self.transformer().layers(), plan: self.plan };
+        Ok(others.chain([own]).collect())
     }
 
-    /// A session's passes on the CPU.
+    /// A session's passes on other devices.
     #[cfg(not(target_arch = "wasm32"))]
-    pub(super) fn front_passes(&self) -> Result<Option<FrontPasses>, Error> {
-        self.inner.front.as_ref().map(|front| FrontPasses::declare(front, self.room)).transpose()
+    pub(super) fn front_passes(&self) -> Result<FrontPasses, Error> {
+        FrontPasses::declare(&self.inner.fronts, self.room)
     }
 
     /// Refuses what takes more than the limit.
@@ -489,21 +504,24 @@ impl Model {
         }
     }
 
-    /// The layers that the CPU computes before this device does its own, and the CPU.
-    pub(crate) fn front(&self) -> Option<(&Device, &Transformer)> {
+    /// Other devices that compute layers before this one does, in order, and their parts.
+    pub(crate) fn parts_before(&self) -> impl Iterator<Item = (&Device, &Transformer)> {
         #[cfg(not(target_arch = "wasm32"))]
-        return self.inner.front.as_ref().map(|front| (front.device(), front.transformer()));
+        return self.inner.fronts.parts();
         #[cfg(target_arch = "wasm32")]
-        None
+        std::iter::empty()
     }
 
-    /// Refuses what takes more than the CPU has for the layers that it computes.
+    /// All devices that compute layers, in order; the model's own is the last.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.parts_before().map(|(device, _)| device).chain([&self.device])
+    }
+
+    /// Refuses what takes more than these other devices have, as far as that is known: a plan for each, in order.
     #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
-    pub(crate) fn check_front_fits(&self, plan: Option<&MemoryPlan>) -> Result<(), Error> {
+    pub(crate) fn check_fits_before(&self, plans: impl Iterator<Item = MemoryPlan>) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
-        if let (Some(front), Some(plan)) = (&self.inner.front, plan) {
-            return front.check_plan(plan);
-        }
+        self.inner.fronts.check_plans(plans)?;
         Ok(())
     }
 
@@ -512,10 +530,10 @@ impl Model {
         self.expect_layers_off_file(option)?;
         match self.transformer().layers().start {
             0 => Ok(()),
-            on_cpu => Err(Error::Option {
+            elsewhere => Err(Error::Option {
                 option,
                 expected: "a model all of whose layers are on the device".into(),
-                found: format!("{on_cpu} that the CPU computes"),
+                found: format!("{elsewhere} that others compute"),
             }),
         }
     }
@@ -552,7 +570,7 @@ impl Model {
     /// Whether a pass may be submitted before the one before it is done.
     pub(crate) fn runs_ahead(&self) -> bool {
         #[cfg(not(target_arch = "wasm32"))]
-        if self.inner.streamed.is_some() || self.inner.tables.is_some() || self.inner.front.is_some() {
+        if self.inner.streamed.is_some() || self.inner.tables.is_some() || !self.inner.fronts.is_empty() {
             return false;
         }
         self.device.is_gpu()
@@ -866,19 +884,6 @@ fn checked_room(target: &Target, limit: u32, knows_memory: bool, options: &LoadO
     let longest = (fit_context && knows_memory).then_some(limit);
     let context_length = checked_context(limit, context_length.or(longest))?;
     Ok(Room { context_length, max_pass: checked_max_pass(target, max_pass)?, kv_type })
-}
-
-/// Layers on a GPU, as asked for: at least the last one.
-#[cfg(not(target_arch = "wasm32"))]
-fn checked_gpu_layers(n: u32, n_layers: u32) -> Result<u32, Error> {
-    match n {
-        0 => Err(Error::Option {
-            option: "gpu_layers",
-            expected: format!("1 to {n_layers}, or the device `cpu`"),
-            found: "0".into(),
-        }),
-        n => Ok(n.min(n_layers)),
-    }
 }
 
 /// Memory that weights, which may be nowhere, and one session would take; nothing is allocated.

@@ -244,11 +244,25 @@ impl RecordedPasses {
         Ok((record_tested(device, record, |recording| recording).await?, queries))
     }
 
-    /// The same for all passes that are recorded.
+    /// Tests the passes of all generations, of which there are none yet.
     ///
     /// # Errors
     /// As [`RecordedPasses::test`].
-    pub async fn test_all(&mut self, device: &Device, transformer: &Transformer) -> Result<(), Error> {
+    pub async fn test_usual(device: &Device, transformer: &Transformer, room: Room) -> Result<(), Error> {
+        if !device.is_gpu() {
+            return Ok(());
+        }
+        let target = device.target();
+        let mut passes = RecordedPasses::declare(&target, transformer, room)?;
+        passes.record_all_sizes(&target, transformer)?;
+        for ending in [Ending::Greedy { penalize: true, mask: false }, Ending::Sample { penalize: true, mask: false }] {
+            passes.record(&target, transformer, 1, ending)?;
+        }
+        passes.test_all(device, transformer).await
+    }
+
+    /// As [`RecordedPasses::test`], for all passes that are recorded.
+    async fn test_all(&mut self, device: &Device, transformer: &Transformer) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
         device.compile(self.recordings.values());
         let all: Vec<(Ending, u32)> = self.recordings.keys().copied().collect();

@@ -25,9 +25,9 @@ pub struct Session {
     pub(super) sequence: Sequence,
     pub(super) pace: Pace,
     pub(super) further: Further,
-    /// What the CPU computes first, if two devices share the model.
+    /// What other devices compute first.
     #[cfg(not(target_arch = "wasm32"))]
-    front: Option<FrontPasses>,
+    fronts: FrontPasses,
 }
 
 /// A copy of a session's cache and tokens, on the device.
@@ -53,17 +53,17 @@ impl Session {
             pace: Pace::default(),
             further: Further::default(),
             #[cfg(not(target_arch = "wasm32"))]
-            front: model.front_passes()?,
+            fronts: model.front_passes()?,
         })
     }
 
     /// What the layers keep, in order, and the devices on which they do.
     pub(super) fn caches(&self) -> impl Iterator<Item = (&KvCache, &Device)> {
         #[cfg(not(target_arch = "wasm32"))]
-        let front = self.front.iter().map(|front| (&front.passes.cache, front.device()));
+        let fronts = self.fronts.caches();
         #[cfg(target_arch = "wasm32")]
-        let front = std::iter::empty();
-        front.chain([(&self.passes.cache, self.model.device())])
+        let fronts = std::iter::empty();
+        fronts.chain([(&self.passes.cache, self.model.device())])
     }
 
     pub(crate) fn cache(&self) -> &KvCache {
@@ -286,7 +286,7 @@ impl Session {
         let passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
         #[cfg(not(target_arch = "wasm32"))]
         {
-            self.front = model.front_passes()?;
+            self.fronts = model.front_passes()?;
         }
         self.passes = passes;
         #[cfg(feature = "lora")]
@@ -399,15 +399,12 @@ impl Session {
     }
 
     /// Does what a pass on these tokens needs of the host: fetches rows of tables that are in the file, and runs the layers that
-    /// come first on the CPU, if some do, and hands the device what they leave.
+    /// are on other devices, if some are, and hands the model's own what they leave.
     #[cfg(not(target_arch = "wasm32"))]
     pub(super) async fn run_host_part(&mut self, position: usize, ids: &[u32], size: u32) -> Result<(), Error> {
-        match &mut self.front {
-            Some(front) => {
-                let angles = self.sequence.angles();
-                let rows = front.compute(ids, position, size, angles, self.model.row_tables()).await?;
-                self.model.device().write(&self.passes.io.stream, 0, &rows)
-            }
+        let angles = self.sequence.angles();
+        match self.fronts.compute(ids, position, size, angles, self.model.row_tables()).await? {
+            Some(rows) => self.model.device().write(&self.passes.io.stream, 0, &rows),
             None => self.model.fetch_rows(&self.passes.io, position, ids),
         }
     }

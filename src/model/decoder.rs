@@ -38,8 +38,8 @@ pub struct PassTensors {
     pub tokens: Tensor,
     /// Rows of tables that are not on the device.
     pub fetched: Vec<FetchedRows>,
-    /// What stands between the layers of two devices, a row for each token of a pass, `[max_pass, C]`: a pass of the first
-    /// leaves it, one of the second begins with it.
+    /// What stands between the layers of two devices, a row for each token of a pass, `[max_pass, C]`: a pass of a device begins
+    /// with what the one before it left, and leaves its own in the same place.
     pub stream: Tensor,
     /// Logits of the last token, `[1, V]`.
     pub logits: Tensor,
@@ -224,7 +224,7 @@ impl Transformer {
     ) -> Result<(), Error> {
         let h = self.record_layers(rec, cache, io, n_rows, &mut |_, _| Ok(()))?; // [R, C]
         if !self.is_last() {
-            return scale(rec, &h, &io.stream.first_rows(n_rows)?, 1.0); // [R, C]
+            return leave(rec, &h, io);
         }
         let logits = io.logits.first_rows(n_rows)?;
         self.record_head(rec, &h, &logits)?; // [R, V]
@@ -323,7 +323,7 @@ impl Transformer {
         }
         let h = self.record_layers(rec, cache, io, n_tokens, &mut |_, _| Ok(()))?; // [T, C]
         if !self.is_last() {
-            return scale(rec, &h, &io.stream.first_rows(n_tokens)?, 1.0); // [T, C]
+            return leave(rec, &h, io);
         }
         // The head below has a norm of its own, so that logits are the same to the bit where nothing is to be guessed.
         self.record_hidden(rec, io, &h)?;
@@ -349,5 +349,14 @@ impl Transformer {
             _ => return Ok(()),
         }
         advance(rec, &io.state, &io.chosen, &io.tokens)
+    }
+}
+
+/// Records that the residual stream is left for the next device, `[T, C]`.
+fn leave(rec: &mut Recorder, h: &Tensor, io: &PassTensors) -> Result<(), Error> {
+    // Layers that begin with what another device left may have added to it in its place.
+    match h.is_in_place_of(&io.stream) {
+        true => Ok(()),
+        false => scale(rec, h, &io.stream.first_rows(h.shape()[0])?, 1.0),
     }
 }

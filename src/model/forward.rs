@@ -104,7 +104,7 @@ impl Transformer {
         })
     }
 
-    /// The part of it that computes these layers, the first of the model or the last.
+    /// The part of it that computes these layers, which follow each other.
     pub fn part(self, layers: Range<u32>) -> Transformer {
         Transformer { layers, ..self }
     }
@@ -182,8 +182,8 @@ impl Transformer {
             Some(layer) => self.layers.contains(&layer) || (layer >= self.config.n_layers() && self.is_last()),
             // The embedding serves as the head where there is no other, and embeds what a head for further tokens guesses.
             None if name == TOKEN_EMBD => {
-                let guesses = self.is_last() && self.weights.further.is_some();
-                self.is_first() || !self.weights.has_output() || guesses
+                let is_used_again = !self.weights.has_output() || self.weights.further.is_some();
+                self.is_first() || (self.is_last() && is_used_again)
             }
             None if name.starts_with("output") => self.is_last(),
             None => self.is_first(),

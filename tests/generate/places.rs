@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use tilewright::generate::DeviceLayers;
 use tilewright::kernels::KvType;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model, Session};
 
@@ -116,54 +117,118 @@ fn what_does_not_fit_even_so_is_refused_with_numbers() {
     assert!(error.contains("1000"), "{error}");
 }
 
-/// On a GPU and the CPU together the tokens are those of the CPU alone, and so are the logits but for the order of sums.
+/// Devices before the model's own, by the option that asks for them, and layers that they have.
+type Split<'a> = (Option<u32>, Vec<(&'a Device, u32)>);
+
+fn split_options(split: &Split<'_>) -> LoadOptions<'static> {
+    let (gpu_layers, others) = split;
+    let layers_on =
+        others.iter().map(|&(device, n_layers)| DeviceLayers { device: device.clone(), n_layers }).collect();
+    let gpu_layers = *gpu_layers;
+    let exact = LoadOptions { kv_type: KvType::F32, exact: true, ..LoadOptions::default() };
+    LoadOptions { gpu_layers, layers_on, context_length: Some(64), max_pass: Some(8), ..exact }
+}
+
+/// On several devices together, GPUs and the CPU, the tokens are those of the CPU alone, and so are the logits but for the order
+/// of sums. What devices keep can be copied, and written as one.
 #[test]
-fn layers_that_the_cpu_computes_leave_the_same_tokens() {
+fn layers_on_several_devices_leave_the_same_tokens() {
     let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
+    let Some(other) = common::gpu(None) else { return };
+    let cpu = common::cpu();
     let mut n_compared = 0;
     let path = std::env::temp_dir().join(format!("tilewright-split-{}", std::process::id()));
-    for name in ["qwen3", "gemma3", "lfm2", "qwen35", "llama3-rope", "gemma4", "gpt-oss", "stories.gguf"] {
+    for name in ["qwen3", "gemma3", "lfm2", "qwen35", "llama3-rope", "gpt-oss", "stories.gguf"] {
         let Some(folder) = models().into_iter().find(|path| path.ends_with(name)) else { continue };
-        let options = || LoadOptions { kv_type: KvType::F32, exact: true, ..LoadOptions::default() };
-        let whole = load(&common::cpu(), &folder, options());
+        let whole = load(&cpu, &folder, split_options(&(None, vec![])));
         let (logits, tokens) = told(&mut whole.session().unwrap());
-        let n_layers = whole.config().n_layers();
-        let split = |n| {
-            let options = LoadOptions { gpu_layers: Some(n), context_length: Some(64), max_pass: Some(8), ..options() };
-            Model::load(&gpu, &folder, options)
-        };
-        if name == "gemma4" {
-            let error = split(1).map(drop).unwrap_err().to_string();
-            assert!(error.contains("gpu_layers") && error.contains("embedding"), "{error}");
-            continue;
-        }
-        for n in [1, n_layers / 2, n_layers] {
-            let model = split(n).unwrap();
-            assert_eq!(model.cpu_plan().unwrap().is_some(), n < n_layers);
+        let n = whole.config().n_layers();
+        let splits: [Split<'_>; 6] = [
+            (Some(1), vec![]),
+            (Some(n / 2), vec![]),
+            (Some(n), vec![]),
+            (None, vec![(&other, 1)]),
+            (Some(n - 1), vec![(&other, n - 2)]),
+            (None, vec![(&other, 1), (&cpu, 1)]),
+        ];
+        for split in splits {
+            let context = format!("{name} of {n} layers, {split:?}");
+            let model = Model::load(&gpu, &folder, split_options(&split)).unwrap();
+            let placement = model.placement().unwrap();
+            let of_cpu = n - split.0.unwrap_or(n);
+            assert_eq!(placement.len(), usize::from(of_cpu > 0) + split.1.len() + 1, "{context}");
+            let ends = placement.iter().scan(0, |end, placed| {
+                assert_eq!(placed.layers.start, *end, "{context}");
+                *end = placed.layers.end;
+                Some(placed.layers.len() as u32)
+            });
+            let lengths: Vec<u32> = ends.collect();
+            let asked = [of_cpu].into_iter().filter(|&n| n > 0).chain(split.1.iter().map(|(_, n_layers)| *n_layers));
+            assert!(
+                lengths.iter().copied().eq(asked.clone().chain([n - asked.sum::<u32>()])),
+                "{context}: {lengths:?}"
+            );
+            // Only an embedding that is the head as well is on two of them.
+            let weights: u64 = placement.iter().map(|placed| placed.plan.weights_bytes).sum();
+            let most_twice = u64::from(model.config().vocab_size) * u64::from(model.config().dim) * 4;
+            let least = whole.plan().weights_bytes;
+            assert!(
+                (least..=least + most_twice).contains(&weights),
+                "{context}: {weights} bytes, {least} in one place"
+            );
+
             let mut session = model.session().unwrap();
             let (split_logits, split_tokens) = told(&mut session);
             let difference = common::largest_difference(&split_logits, &logits);
-            assert!(difference < 1e-3, "{name}, {n} layers on the GPU: logits differ by {difference}");
-            assert_eq!(split_tokens, tokens, "{name}, {n} layers on the GPU");
+            assert!(difference < 1e-3, "{context}: logits differ by {difference}");
+            assert_eq!(split_tokens, tokens, "{context}");
             // What is kept can be written, and reopened where all layers are on one device.
             let snapshot = session.snapshot().unwrap();
             block_on(session.save(&path, "")).unwrap();
             let (want, ..) = collect(session.generate_ids(&[9, 8], &endless(5)).unwrap());
             session.restore(&snapshot).unwrap();
-            assert_eq!(collect(session.generate_ids(&[9, 8], &endless(5)).unwrap()).0, want, "{name}");
+            assert_eq!(collect(session.generate_ids(&[9, 8], &endless(5)).unwrap()).0, want, "{context}");
             let mut reopened = whole.session().unwrap();
             reopened.load(&path).unwrap();
             let mut generation = reopened.generate_ids(&[9, 8], &endless(5)).unwrap();
             let first = block_on(generation.next()).unwrap().unwrap();
-            assert!(generation.prefill().tokens <= 3, "{name}: {} computed again", generation.prefill().tokens);
+            assert!(generation.prefill().tokens <= 3, "{context}: {} computed again", generation.prefill().tokens);
             let rest = collect(generation).0;
-            assert_eq!([&[first.id][..], &rest].concat(), want, "{name}, reopened");
+            assert_eq!([&[first.id][..], &rest].concat(), want, "{context}, reopened");
             n_compared += 1;
         }
     }
+    common::assert_tested(&other);
+    assert!(other.counters().dispatches > 0);
     let _ = std::fs::remove_file(path);
     println!("{n_compared} compared");
-    assert!(n_compared >= 15, "{n_compared}");
+    assert!(n_compared >= 30, "{n_compared}");
+}
+
+/// A device that is to compute nothing, or all, and models whose layers cannot be told apart.
+#[test]
+fn layers_that_cannot_be_elsewhere_are_refused() {
+    let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
+    let cpu = common::cpu();
+    let refused = |name: &str, split: Split<'_>| {
+        let folder = models().into_iter().find(|path| path.ends_with(name)).expect("it is in the repository");
+        Model::load(&gpu, &folder, split_options(&split)).map(drop).unwrap_err().to_string()
+    };
+    let n = load(&cpu, &models().pop().unwrap(), LoadOptions::default()).config().n_layers();
+    for (split, words) in [
+        ((Some(0), vec![]), ["gpu_layers", "1 to"]),
+        ((None, vec![(&cpu, 0)]), ["layers_on", "1 to"]),
+        ((None, vec![(&cpu, n)]), ["layers_on", &format!("1 to {} of the {n} layers on CPU", n - 1)]),
+        ((Some(1), vec![(&cpu, 1)]), ["layers_on", "fewer devices"]),
+        ((None, vec![(&cpu, 1), (&cpu, u32::MAX)]), ["layers_on", "1 to"]),
+    ] {
+        let error = refused("stories.gguf", split.clone());
+        assert!(words.iter().all(|word| error.contains(word)), "{split:?}: {error}");
+    }
+    for (split, option) in [((Some(1), vec![]), "gpu_layers"), ((None, vec![(&cpu, 1)]), "layers_on")] {
+        let error = refused("gemma4", split);
+        assert!(error.contains(option) && error.contains("embedding"), "{error}");
+    }
 }
 
 /// Guesses are verified on both devices.

@@ -381,7 +381,7 @@ fn the_cpus_part_of_a_model_fetches_rows() {
     for path in [untied(&folder, BlockType::Q8_0, 96), in_q8_0(&folder, "llama3-rope/model-f16.gguf")] {
         let [want, got] = [options(), fetching()].map(|options| {
             let model = load(&gpu, &path, LoadOptions { gpu_layers: Some(1), ..options });
-            let plan = model.cpu_plan().unwrap().unwrap();
+            let plan = model.placement().unwrap()[0].plan;
             (told(&mut model.session().unwrap()), plan, model)
         });
         assert!(got.0 == want.0, "{}", path.display());
