@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use common::{block_on, find_data};
 use tilewright::engine::{Engine, EngineOptions, EngineStats, Request, Stream};
+use tilewright::generate::DeviceLayers;
 use tilewright::{
     Breaker, BreakerOptions, BreakerStats, Call, Circuit, Device, DeviceChoice, Effect, Error, Faults, GenerateOptions,
     LoadOptions, LossReason, Model, Recovery, Tier,
@@ -20,8 +21,14 @@ use web_time::Instant;
 const EVER: Duration = Duration::from_secs(1 << 30);
 
 fn load(device: &Device) -> Result<Model, Error> {
+    load_with(device, None)
+}
+
+/// The same, the first layer on another device.
+fn load_with(device: &Device, other: Option<Device>) -> Result<Model, Error> {
     let path = find_data(&Path::new("tiny-random").join("llama3-rope")).expect("the model is in the repository");
-    Model::load(device, path, LoadOptions::default())
+    let layers_on = other.map(|device| DeviceLayers { device, n_layers: 1 }).into_iter().collect();
+    Model::load(device, path, LoadOptions { layers_on, ..LoadOptions::default() })
 }
 
 fn requests() -> Vec<Request> {
@@ -91,20 +98,22 @@ struct Setup {
     tier: Option<Tier>,
     breaker: BreakerOptions,
     engine: EngineOptions,
+    /// Whether a second device has the first layer.
+    on_two: bool,
 }
 
 impl Setup {
     fn new(faults: Faults) -> Setup {
         // Losses count however slow the test is, and nothing is tried again.
         let breaker = BreakerOptions { within: EVER, retry_after: None, ..BreakerOptions::default() };
-        Setup { faults, tier: None, breaker, engine: EngineOptions::default() }
+        Setup { faults, tier: None, breaker, engine: EngineOptions::default(), on_two: false }
     }
 }
 
 /// Loads a model, has an engine generate both texts and then one more, and unloads it; `enter` is called before each phase. All
 /// texts have to be those that nothing disturbs, and pages and memory have to be given back.
 fn serve(whole: &[Vec<u32>], setup: &Setup, mut enter: impl FnMut(Phase, Hand<'_>)) -> Served {
-    let Setup { faults, tier, breaker, engine } = setup;
+    let Setup { faults, tier, breaker, engine, on_two } = setup;
     let breaker = Arc::new(Breaker::new(*breaker));
     let opened: RefCell<Vec<Device>> = RefCell::default();
     let open = || {
@@ -116,13 +125,17 @@ fn serve(whole: &[Vec<u32>], setup: &Setup, mut enter: impl FnMut(Phase, Hand<'_
         let device = opened.borrow().last().cloned();
         enter(phase, Hand { faults, breaker: &breaker, device });
     };
+    let load = |device: &Device| {
+        let other = (*on_two && device.is_gpu()).then(open).transpose()?;
+        load_with(device, other)
+    };
     let mut recovery = Recovery::new(open, load, |notice| println!("  {notice}")).with_breaker(breaker.clone());
     enter(Phase::Load);
     let mut first = || open().and_then(|device| recovery.load(&device));
     let (model, refused) = match first() {
         Ok(model) => (model, None),
         // It was told. Asking once more helps, or else another device.
-        Err(error) => (first().or_else(|_| load(&common::cpu())).unwrap(), Some(error)),
+        Err(error) => (first().or_else(|_| load_with(&common::cpu(), None)).unwrap(), Some(error)),
     };
     let (engine, mut driver) = Engine::new(&model, engine).unwrap();
     drop(model);
@@ -150,7 +163,8 @@ fn serve(whole: &[Vec<u32>], setup: &Setup, mut enter: impl FnMut(Phase, Hand<'_
     let losses = breaker.stats(Instant::now()).losses().collect();
     let opened = opened.take();
     assert!(opened.iter().all(|device| device.used_bytes() == 0), "memory is back");
-    let is_on_gpu = opened.last().is_some_and(|device| device.info().name == name);
+    // Of two the names of both.
+    let is_on_gpu = opened.last().is_some_and(|device| name.ends_with(&device.info().name));
     Served { refused, losses, circuit, stats, is_on_gpu }
 }
 
@@ -316,9 +330,19 @@ const CELLS: &[Cell] = {
     ]
 };
 
-/// By default three of them: a device that is destroyed, a pipeline that is refused, and a loss that nobody tells of.
 #[test]
 fn faults_in_any_phase_are_a_pause() {
+    bring_about_all(false);
+}
+
+/// Of two devices that share the layers, either has the fault; all of the model is loaded again.
+#[test]
+fn faults_of_one_of_two_devices_are_a_pause() {
+    bring_about_all(true);
+}
+
+/// By default three of them: a device that is destroyed, a pipeline that is refused, and a loss that nobody tells of.
+fn bring_about_all(on_two: bool) {
     let Some((whole, _)) = warm() else { return };
     let few = [("F1", Phase::MidStream), ("F6", Phase::Prefill), ("F14", Phase::Decode)];
     for (name, phase, bring_about, is_right) in CELLS {
@@ -328,7 +352,8 @@ fn faults_in_any_phase_are_a_pause() {
         }
         println!("{name} in {phase:?}");
         let mut n = 0;
-        let served = serve(whole, &Setup::new(Faults::default()), |at, hand| {
+        let setup = Setup { on_two, ..Setup::new(Faults::default()) };
+        let served = serve(whole, &setup, |at, hand| {
             if at == *phase {
                 n += 1;
                 bring_about(hand);
@@ -401,14 +426,16 @@ fn warm_in_full() -> Option<&'static (Vec<Vec<u32>>, Faults)> {
 #[test]
 fn a_step_that_hangs_is_given_up() {
     let Some((whole, _)) = warm_in_full() else { return };
-    let mut setup = Setup::new(Faults::default());
-    setup.engine.step_limit = Some(Duration::from_secs(3));
-    let served = serve(whole, &setup, |at, hand| {
-        if at == Phase::MidStream {
-            hand.faults.next(Call::Poll, 1, Effect::Hang);
-        }
-    });
-    assert!(served.stats.n_slow_steps >= 1 && served.lost(LossReason::SlowStep) == served.stats.n_slow_steps);
+    for on_two in [false, true] {
+        let mut setup = Setup { on_two, ..Setup::new(Faults::default()) };
+        setup.engine.step_limit = Some(Duration::from_secs(3));
+        let served = serve(whole, &setup, |at, hand| {
+            if at == Phase::MidStream {
+                hand.faults.next(Call::Poll, 1, Effect::Hang);
+            }
+        });
+        assert!(served.stats.n_slow_steps >= 1 && served.lost(LossReason::SlowStep) == served.stats.n_slow_steps);
+    }
 }
 
 /// F13: 10 ms more for each submission.
