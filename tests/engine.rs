@@ -375,7 +375,8 @@ fn layers_on_several_devices_leave_the_same_texts() {
             let model = split(&gpu, name, others);
             let (got, engine) = together(&model, &options, &requests);
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                let context = format!("{name}, {others:?}: text {i}");
+                let places: Vec<_> = others.iter().map(|(device, n)| (&device.info().backend, n)).collect();
+                let context = format!("{name}, layers elsewhere {places:?}: text {i}");
                 assert_eq!(got.ids(), want.ids(), "{context}");
                 for (piece, of_cpu) in got.pieces.iter().zip(&want.pieces) {
                     let logprob = |piece: &Piece| piece.logprobs.as_ref().expect("they are asked for").logprob;

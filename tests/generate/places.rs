@@ -129,6 +129,11 @@ fn split_options(split: &Split<'_>) -> LoadOptions<'static> {
     LoadOptions { gpu_layers, layers_on, context_length: Some(64), max_pass: Some(8), ..exact }
 }
 
+fn told_of((gpu_layers, others): &Split<'_>) -> String {
+    let others: Vec<_> = others.iter().map(|(device, n_layers)| (&device.info().backend, n_layers)).collect();
+    format!("{gpu_layers:?} on GPUs, elsewhere {others:?}")
+}
+
 /// On several devices together, GPUs and the CPU, the tokens are those of the CPU alone, and so are the logits but for the order
 /// of sums. What devices keep can be copied, and written as one.
 #[test]
@@ -152,9 +157,19 @@ fn layers_on_several_devices_leave_the_same_tokens() {
             (None, vec![(&other, 1), (&cpu, 1)]),
         ];
         for split in splits {
-            let context = format!("{name} of {n} layers, {split:?}");
+            let context = format!("{name} of {n} layers, {}", told_of(&split));
+            let before = cpu.counters().bytes_allocated;
             let model = Model::load(&gpu, &folder, split_options(&split)).unwrap();
             let placement = model.placement().unwrap();
+            // A device between two others has its layers, tables of angles, and no embedding.
+            if let [_, between, _] = &placement[..]
+                && !between.device.is_gpu()
+            {
+                let allocated = cpu.counters().bytes_allocated - before;
+                let angles = 4 * 64 * u64::from(model.config().blocks[0].attention.head_dim);
+                let most = between.plan.weights_bytes + 2 * angles;
+                assert!(allocated <= most, "{context}: {allocated} bytes, {most} at most");
+            }
             let of_cpu = n - split.0.unwrap_or(n);
             assert_eq!(placement.len(), usize::from(of_cpu > 0) + split.1.len() + 1, "{context}");
             let ends = placement.iter().scan(0, |end, placed| {
@@ -223,7 +238,7 @@ fn layers_that_cannot_be_elsewhere_are_refused() {
         ((None, vec![(&cpu, 1), (&cpu, u32::MAX)]), ["layers_on", "1 to"]),
     ] {
         let error = refused("stories.gguf", split.clone());
-        assert!(words.iter().all(|word| error.contains(word)), "{split:?}: {error}");
+        assert!(words.iter().all(|word| error.contains(word)), "{}: {error}", told_of(&split));
     }
     for (split, option) in [((Some(1), vec![]), "gpu_layers"), ((None, vec![(&cpu, 1)]), "layers_on")] {
         let error = refused("gemma4", split);
