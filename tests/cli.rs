@@ -830,6 +830,52 @@ fn token_ids_are_continued_without_a_vocabulary() {
     fails(&["run", "--prompt-ids", "1,99999", "--device", "cpu"], 1, &["99999"]);
 }
 
+/// Layers are where they were asked for, of one text and of several, and what cannot be is refused by name.
+#[test]
+fn layers_are_on_the_devices_that_are_named() {
+    let args = ["run", BUILTIN, "--exact", "--temperature", "0", "-n", "12", "--json"];
+    let output = tilewright(&[&args[..], &["--device", "gpu"]].concat());
+    if lacks_adapter(&text(&output.stderr)) {
+        return;
+    }
+    let whole: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let split = ["--device", "gpu", "--gpu-layers", "4", "--layers-on", "gpu=2", "--layers-on", "cpu=1"];
+    let value = json_of(&[&args[..], &split].concat());
+    assert_eq!(value["token_ids"], whole["token_ids"]);
+    let [name, cpu] = [&whole, &value].map(|value| value["placement"][0]["device"].as_str().unwrap().to_owned());
+    assert!(cpu.starts_with("CPU") && name == whole["device"]["name"], "{cpu}, {name}");
+    let placed = |value: &Value| -> Vec<(String, u64, u64)> {
+        let one = |placed: &Value| {
+            assert!(placed["plan"]["weights_bytes"].as_u64().unwrap() > 0, "{placed}");
+            let [start, end] = ["start", "end"].map(|end| placed["layers"][end].as_u64().unwrap());
+            (placed["device"].as_str().unwrap().to_owned(), start, end)
+        };
+        value["placement"].as_array().unwrap().iter().map(one).collect()
+    };
+    assert_eq!(placed(&whole), [(name.clone(), 0, 5)]);
+    let want = [(&cpu, 0, 1), (&name, 1, 3), (&cpu, 3, 4), (&name, 4, 5)];
+    assert_eq!(placed(&value), want.map(|(device, start, end)| (device.clone(), start, end)));
+
+    let lines = file("layers.txt", b"Once upon a time\nThe cat\n");
+    let several = ["--parallel", "2", "--prompt-file", lines.to_str().unwrap()];
+    let output = tilewright(&[&args[..], &split, &several].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let first: Value = serde_json::from_str(text(&output.stdout).lines().next().unwrap()).unwrap();
+    assert_eq!(first["token_ids"], whole["token_ids"]);
+
+    let output = tilewright(&[&args[..], &["--device", "cpu", "--layers-on", "gpu=2"]].concat());
+    assert!(text(&output.stderr).contains("notice: there is no GPU for --layers-on; the CPU computes all layers"));
+    for (wrong, code, words) in [
+        ("gpu", 2, ["gpu", "such as 1=12"]),
+        ("gpu=x", 2, ["gpu=x", "such as 1=12"]),
+        ("gpu=5", 2, ["layers_on", "1 to 4 of the 5 layers"]),
+        ("gpu=0", 2, ["layers_on", "1 to 4 of the 5 layers"]),
+        ("no-such-adapter=1", 1, ["no adapter", "no-such-adapter"]),
+    ] {
+        fails(&["run", BUILTIN, "--device", "gpu", "--layers-on", wrong], code, &words);
+    }
+}
+
 #[test]
 fn a_pipeline_cache_that_cannot_be_written_is_a_warning() {
     let blocker = file("not_a_folder", b"");
@@ -889,12 +935,19 @@ fn a_lost_device_changes_nothing_that_is_printed() {
     let messages = file("lost_chat.txt", b"Tell me a story.\nAnd then?\n");
     let run = ["run", BUILTIN, "--temperature", "0", "-n", "24"];
     let sampled = ["run", BUILTIN, "--seed", "3", "-n", "24"];
+    let split = ["run", BUILTIN, "--temperature", "0", "-n", "24", "--layers-on", "gpu=1", "--layers-on", "cpu=1"];
     let chat = ["chat", BUILTIN, "--template", "chatml", "--temperature", "0", "-n", "8"];
     let embed = ["embed", &nomic, "--batch-size", "2"];
     let rerank = ["rerank", &bert, "--query", "where is the cat"];
     // Steps are pieces of an answer, or tries of a batch.
-    let cases: [(&[&str], &str, usize); 5] =
-        [(&run, "4,5,20", 3), (&sampled, "9", 1), (&chat, "3", 2), (&embed, "2,3", 2), (&rerank, "1", 1)];
+    let cases: [(&[&str], &str, usize); 6] = [
+        (&run, "4,5,20", 3),
+        (&sampled, "9", 1),
+        (&split, "7", 1),
+        (&chat, "3", 2),
+        (&embed, "2,3", 2),
+        (&rerank, "1", 1),
+    ];
     for (args, steps, n_losses) in cases {
         let input = if args[0] == "chat" { &messages } else { &texts };
         let Some((undisturbed, none)) = disturbed(args, input, "") else { return };
