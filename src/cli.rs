@@ -29,7 +29,6 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::ExitCode;
-#[cfg(feature = "serve")]
 use std::str::FromStr;
 
 use clap::{Parser, Subcommand};
@@ -269,6 +268,13 @@ impl DeviceArgs {
 /// Says what the self-test found since this was last called.
 fn tell_findings(device: &Device) {
     device.take_notices().iter().for_each(|notice| eprintln!("notice: {notice}"));
+}
+
+/// Keeps what was compiled for each device, so that the next start compiles none of it.
+fn save_pipeline_caches<'a>(devices: impl IntoIterator<Item = &'a Device>) {
+    for error in devices.into_iter().filter_map(|device| device.save_pipeline_cache().err()) {
+        eprintln!("warning: the pipeline cache was not saved: {error}");
+    }
 }
 
 /// One of several devices.
