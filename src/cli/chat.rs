@@ -18,7 +18,7 @@ use super::answer::Answer;
 use super::guess::{self, Draft};
 use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs};
-use super::{Failure, read_list, tell_findings};
+use super::{Failure, read_list, save_pipeline_caches, tell_findings};
 
 /// Talk to a model.
 ///
@@ -155,11 +155,9 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     if let Some(path) = &args.session {
         chat.save(path)?;
     }
-    let device = chat.session.model().device();
-    tell_findings(device);
-    if let Err(error) = device.save_pipeline_cache() {
-        eprintln!("warning: the pipeline cache was not saved: {error}");
-    }
+    let model = chat.session.model();
+    model.devices().for_each(tell_findings);
+    save_pipeline_caches(model.devices());
     Ok(())
 }
 

@@ -24,7 +24,9 @@ use super::lora::LoraArgs;
 use super::lost::each_piece;
 use super::parallel::{self, ParallelArgs};
 use super::several::SeveralArgs;
-use super::{DeviceArgs, Failure, parse_bytes, parse_device, print_json, show_bytes, tell_findings};
+use super::{
+    DeviceArgs, Failure, parse_bytes, parse_device, print_json, save_pipeline_caches, show_bytes, tell_findings,
+};
 
 #[derive(Args)]
 pub struct RunArgs {
@@ -354,7 +356,7 @@ pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> R
     });
     tell_findings(device);
     if let Ok(model) = &loaded {
-        model.placement()?.iter().for_each(|placed| tell_findings(&placed.device));
+        model.devices().for_each(tell_findings);
         if let Some(streaming) = model.streaming() {
             tell_streaming(&streaming);
         }
@@ -452,7 +454,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     #[cfg(not(feature = "grammar"))]
     let mut reader: Option<AnswerReader> = None;
     let mut draft = args.sampling.guess.load(session.model())?;
-    let before = session.model().device().counters();
+    let before = counters_of(session.model());
     let prompt_ids = match &args.prompt_ids {
         Some(ids) => ids.clone(),
         None => session.model().encode(&prompt)?,
@@ -500,11 +502,9 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     let before = if ended? > 0 { Counters::default() } else { before };
     let model = generation.session().model();
     let device = model.device();
-    tell_findings(device);
-    if let Err(error) = device.save_pipeline_cache() {
-        eprintln!("warning: the pipeline cache was not saved: {error}");
-    }
-    let counters = device.counters() - before;
+    model.devices().for_each(tell_findings);
+    save_pipeline_caches(model.devices());
+    let counters = counters_of(model) - before;
     if let Some(path) = &args.session {
         pollster::block_on(generation.session().save(path, ""))?;
     }
@@ -555,6 +555,11 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         eprintln!("{told}");
     }
     Ok(())
+}
+
+/// Of all devices that compute layers.
+fn counters_of(model: &Model) -> Counters {
+    model.devices().fold(Counters::default(), |sum, device| sum + device.counters())
 }
 
 /// A seed that differs from run to run and is short enough to type again.

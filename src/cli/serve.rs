@@ -15,7 +15,7 @@ use tilewright::{
 };
 
 use super::run::{self, ModelArgs, with_loading_bar};
-use super::{Failure, hub, parse_bytes, tell_findings};
+use super::{Failure, hub, parse_bytes, save_pipeline_caches, tell_findings};
 
 /// The name of the model that is built in.
 const BUILTIN: &str = "stories";
@@ -252,8 +252,9 @@ impl Loader {
             _ => Loading::Decoder(self.load_decoder(path, device)?),
         };
         tell_findings(device);
-        if let Err(error) = device.save_pipeline_cache() {
-            eprintln!("warning: the pipeline cache was not saved: {error}");
+        match &loaded {
+            Loading::Decoder(model) => save_pipeline_caches(model.devices()),
+            Loading::Encoder(_) => save_pipeline_caches([device]),
         }
         Ok(loaded)
     }

@@ -40,11 +40,10 @@ pub(super) fn before(
             let expected = format!("1 to {n_layers}, or the device `cpu`");
             return Err(Error::Option { option: "gpu_layers", expected, found: "0".into() });
         }
-        all.push(DeviceLayers {
-            device: Device::on_cpu("the first layers of a model".into()),
-            n_layers: n_layers.saturating_sub(asked),
-        });
-        all.retain(|layers| layers.n_layers > 0);
+        if asked < n_layers {
+            let device = Device::on_cpu("the first layers of a model".into());
+            all.push(DeviceLayers { device, n_layers: n_layers - asked });
+        }
     }
     let mut end: u32 = all.iter().map(|layers| layers.n_layers).sum();
     for layers in &options.layers_on {
@@ -100,7 +99,6 @@ pub(super) fn none(options: &LoadOptions<'_>) -> Result<Vec<DeviceLayers>, Error
 }
 
 /// What other devices than the model's own compute before it.
-#[derive(Default)]
 pub(super) struct Fronts(Vec<Front>);
 
 /// Layers on one of them; with the first ones the embedding.
@@ -149,7 +147,7 @@ impl Fronts {
     }
 
     /// The devices, in the order in which they compute, and their parts of the model.
-    pub fn parts(&self) -> impl DoubleEndedIterator<Item = (&Device, &Transformer)> {
+    pub fn parts(&self) -> impl Iterator<Item = (&Device, &Transformer)> {
         self.0.iter().map(|front| (&front.device, &front.transformer))
     }
 

@@ -513,7 +513,7 @@ impl Model {
     }
 
     /// All devices that compute layers, in order; the model's own is the last.
-    pub(crate) fn devices(&self) -> impl Iterator<Item = &Device> {
+    pub fn devices(&self) -> impl Iterator<Item = &Device> {
         self.parts_before().map(|(device, _)| device).chain([&self.device])
     }
 
