@@ -123,6 +123,7 @@ class Job(unittest.TestCase):
         command = [sys.executable, str(HERE / job), "--model", self.model or MODEL, "--output", str(self.folder / "vectors")]
         command += ["--program", PROGRAM, "--batch-size", "512", *args, "--", *FLAGS]
         self.log = open(self.folder / "log", "ab")
+        self.addCleanup(self.log.close)
         return subprocess.Popen(command, stdout=self.log, stderr=self.log, cwd=HERE)
 
     def finish(self, job):

@@ -140,7 +140,8 @@ def _empty_batch(schema):
 
 
 def _listen(stream, said):
-    for line in stream:
-        line = line.decode(errors="replace").rstrip()
-        said.append(line)
-        log.info("%s", line)
+    with stream:
+        for line in stream:
+            line = line.decode(errors="replace").rstrip()
+            said.append(line)
+            log.info("%s", line)
