@@ -1,7 +1,6 @@
 //! Answers taken apart: generated in every format, whole and cut anyhow, against what the generator put in.
-#![cfg(feature = "answer")]
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,6 +1,6 @@
 //! The command line as a user types it: output, exit codes, messages.
 
-mod common;
+use crate::common;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

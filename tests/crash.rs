@@ -1,9 +1,8 @@
 //! The program killed at any point of what it writes: a run after that finds nothing broken, and says what it would have said.
 
-mod common;
+use crate::common;
 #[allow(dead_code, reason = "the tests of the hub need more of it")]
-#[path = "hub/server.rs"]
-mod server;
+use crate::hub::server;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Text encoders: token ids, vectors and hidden states against references; batches that change nothing; bad input.
 
-mod common;
+use crate::common;
 #[path = "embed/tiny.rs"]
 mod tiny;
 

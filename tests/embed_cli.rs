@@ -1,7 +1,6 @@
 //! `tilewright embed` and `tilewright rerank` as a user or an engine starts them: formats, exit codes, streams.
-#![cfg(feature = "cli")]
 
-mod common;
+use crate::common;
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Many texts at once: each is what it would be alone, to the bit, whoever else is computed with it, joins or leaves.
 
-mod common;
+use crate::common;
 
 use std::cell::Cell;
 use std::path::Path;

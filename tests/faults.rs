@@ -1,7 +1,7 @@
 //! Faults of a GPU, on demand: texts go on with the same tokens, or a request fails with the right error; nothing hangs, nothing
 //! is left behind, and what is asked for next is answered.
 
-mod common;
+use crate::common;
 
 use std::cell::RefCell;
 use std::path::Path;

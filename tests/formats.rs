@@ -4,19 +4,17 @@
 //! name and where it starts. Every parse runs under an allocator that counts, because the bound on memory is part of
 //! the promise. Valid files, odd ones and real ones, have to load.
 
-#[path = "formats/allocator.rs"]
-mod allocator;
 #[path = "formats/blocks.rs"]
 mod blocks;
 #[path = "formats/builder.rs"]
-mod builder;
-mod common;
+pub mod builder;
+use crate::common;
 #[path = "formats/config_json.rs"]
 mod config_json;
 #[path = "formats/data.rs"]
 mod data;
 #[path = "formats/hostile.rs"]
-mod hostile;
+pub mod hostile;
 #[path = "formats/hostile_gguf.rs"]
 mod hostile_gguf;
 #[path = "formats/hostile_safetensors.rs"]

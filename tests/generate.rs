@@ -3,7 +3,7 @@
 
 #[path = "generate/choices.rs"]
 mod choices;
-mod common;
+use crate::common;
 #[path = "generate/lookup.rs"]
 mod lookup;
 #[path = "generate/places.rs"]

@@ -2,11 +2,11 @@
 
 #[path = "grammar/bombs.rs"]
 mod bombs;
-mod common;
+use crate::common;
 #[path = "grammar/gbnf.rs"]
 mod gbnf;
 #[path = "grammar/schemas.rs"]
-mod schemas;
+pub mod schemas;
 
 use std::sync::Arc;
 

@@ -1,9 +1,8 @@
 //! Models by address, from a hub of the tests' own to files in a cache, in the library and on the command line.
-#![cfg(feature = "cli")]
 
-mod common;
+use crate::common;
 #[path = "hub/server.rs"]
-mod server;
+pub mod server;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,14 +2,11 @@
 //! weights in both formats. Every file is made here, from a tiny random Llama; only the comparison of `config.json`
 //! dialects reads the data folder.
 
-#[path = "formats/allocator.rs"]
-mod allocator;
-#[path = "formats/builder.rs"]
-#[allow(dead_code)] // the format tests use the rest
-mod builder;
+use crate::allocator;
+use crate::formats::builder;
 #[path = "load/checkpoint.rs"]
 mod checkpoint;
-mod common;
+use crate::common;
 #[path = "load/experts.rs"]
 mod experts;
 #[path = "load/families.rs"]

@@ -1,6 +1,6 @@
 //! Adapters: logits next to PEFT's and to those of merged weights, adapters in turns, what they cost, hostile files.
 
-mod common;
+use crate::common;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 //! on the GPU executor and on the CPU executor. What the references are and which tolerances follow stands in the data
 //! folder's README.
 
-mod common;
+use crate::common;
 #[path = "model/features.rs"]
 mod features;
 #[path = "model/inside.rs"]

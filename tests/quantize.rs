@@ -4,7 +4,7 @@
 mod blocks;
 #[path = "quantize/command.rs"]
 mod command;
-mod common;
+use crate::common;
 #[path = "quantize/files.rs"]
 mod files;
 #[path = "quantize/folders.rs"]

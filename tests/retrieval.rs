@@ -1,6 +1,5 @@
 //! Retrieval: what is found, exactly, and what is refused.
 
-mod common;
 
 #[path = "retrieval/index.rs"]
 mod index;

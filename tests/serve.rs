@@ -1,14 +1,14 @@
 //! The server, over real sockets, on the CPU: each endpoint next to what the library gives, each error, streams, limits and
 //! abuse.
 
-mod common;
+use crate::common;
 
 #[path = "serve/abuse.rs"]
 mod abuse;
 #[path = "serve/bench.rs"]
 mod bench;
 #[path = "serve/client.rs"]
-mod client;
+pub mod client;
 #[path = "serve/endpoints.rs"]
 mod endpoints;
 #[path = "serve/errors.rs"]
@@ -20,7 +20,7 @@ mod guard;
 #[path = "serve/program.rs"]
 mod program;
 #[path = "serve/server.rs"]
-mod server;
+pub mod server;
 #[path = "serve/streams.rs"]
 mod streams;
 #[cfg(feature = "telemetry")]

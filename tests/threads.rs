@@ -1,5 +1,4 @@
 //! Callers that are themselves workers of a rayon pool: none of them may wait for itself.
-#![cfg(all(feature = "builtin", not(target_arch = "wasm32")))]
 
 use std::sync::mpsc;
 use std::thread;

@@ -1,7 +1,7 @@
 //! Tokenizers against expected ids from llama.cpp and Hugging Face, against the `tokenizers` crate on random text,
 //! and against hostile vocabularies.
 
-mod common;
+use crate::common;
 #[path = "tokenizer/families.rs"]
 mod families;
 #[path = "tokenizer/gemma4.rs"]

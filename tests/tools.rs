@@ -1,7 +1,7 @@
 //! Tool calls that a grammar enforces: whatever is drawn, an `AnswerReader` reads it, and arguments are valid by the tool's
 //! schema.
 
-mod common;
+use crate::common;
 #[path = "tools/sets.rs"]
 mod sets;
 

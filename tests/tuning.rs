@@ -1,7 +1,6 @@
 //! The self-test and the tuner: what is found is kept, what is kept is not trusted, and what fails is not used.
-#![cfg(not(target_arch = "wasm32"))]
 
-mod common;
+use crate::common;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

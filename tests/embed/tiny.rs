@@ -14,7 +14,7 @@ use tilewright::{Device, EmbedOptions, Embedder, Error, RerankOptions, Reranker,
 
 use crate::common::shared::{self, executors};
 use crate::common::{self, References, Rng, block_on, largest_difference};
-use crate::{cosine_distance, fed, in_pieces, names};
+use super::{cosine_distance, fed, in_pieces, names};
 
 /// The path of a folder, or of a file in it.
 fn folder(name: &str) -> PathBuf {

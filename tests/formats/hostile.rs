@@ -4,7 +4,7 @@
 //! collects more than the file has in it asks for more than a multiple of its size, and whoever makes something small again
 //! and again asks too often. `cargo bench --bench hostile` prints the milliseconds.
 
-use super::allocator::measure;
+use crate::allocator::measure;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 use tilewright::Error;

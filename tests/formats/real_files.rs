@@ -1,6 +1,6 @@
 //! Every published or computed file in the data folder loads, and says what its description says.
 
-use super::allocator::peak_bytes;
+use crate::allocator::peak_bytes;
 use super::common;
 use super::data::{self, Reference};
 use super::hostile::memory_limit;

@@ -1,6 +1,6 @@
 //! GGUF files that are unusual and valid, and what reading them gives.
 
-use super::allocator::peak_bytes;
+use crate::allocator::peak_bytes;
 use super::builder::{ARRAY, BOOL, F32, GgufFile, Rng, STRING, U8, U32, U64, array, entry, tensor, text};
 use super::hostile::memory_limit;
 use tilewright::Error;

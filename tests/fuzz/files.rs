@@ -8,7 +8,7 @@ use tilewright::formats::{BlockType, Gguf, Parsed, Safetensors, ShardIndex};
 use tilewright::load::ModelFile;
 use tilewright::{Error, LoadOptions, Model, WeightType};
 
-use super::allocator::measure;
+use crate::allocator::measure;
 use super::builder::{GgufFile, json_entry, safetensors};
 use super::hostile::{memory_limit, work_limit};
 use super::kernels::any_target;

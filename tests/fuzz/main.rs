@@ -4,34 +4,20 @@
 //! with a few hundred seeds, always the same. `TILEWRIGHT_FUZZ=600` has it run for so many seconds, with seeds that were never
 //! tried before, and `TILEWRIGHT_CASE=gguf_parse/17` with one seed, as a failure prints it.
 
-#[path = "../formats/allocator.rs"]
-mod allocator;
-#[path = "../chat/bombs.rs"]
-mod bombs;
-#[path = "../formats/builder.rs"]
-#[allow(dead_code)]
-mod builder;
-#[path = "../serve/client.rs"]
-#[allow(dead_code)]
-mod client;
-#[path = "../common/mod.rs"]
-mod common;
+use crate::chat::bombs;
+use crate::formats::builder;
+use crate::serve::client;
+use crate::common;
 mod files;
-#[path = "../formats/hostile.rs"]
-#[allow(dead_code)]
-mod hostile;
+use crate::formats::hostile;
 #[path = "../kernels/inputs.rs"]
 #[allow(dead_code)]
 mod inputs;
 mod kernels;
 mod mutate;
 mod requests;
-#[path = "../grammar/schemas.rs"]
-#[allow(dead_code)]
-mod schemas;
-#[path = "../serve/server.rs"]
-#[allow(dead_code)]
-mod server;
+use crate::grammar::schemas;
+use crate::serve::server;
 mod texts;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

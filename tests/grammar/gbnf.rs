@@ -12,7 +12,7 @@ use tilewright::load::vocab_from_gguf;
 use tilewright::tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::common::Rng;
-use crate::{is_expression, random_text};
+use super::{is_expression, random_text};
 
 const JSON: &str = r##"# JSON
 root   ::= object
@@ -210,7 +210,7 @@ fn what_is_no_grammar_is_refused_with_its_line() {
 
 #[test]
 fn a_mask_of_a_large_vocabulary_takes_little_time() {
-    let [(name, tokenizer, grammars), ..] = &crate::vocabularies()[..] else { return };
+    let [(name, tokenizer, grammars), ..] = &super::vocabularies()[..] else { return };
     let text = "{\"name\": \"a text of some length\", \"list\": [1, 22, 333, {\"b\": true}]}";
     let mut guide = grammars.begin(&gbnf(JSON), tokenizer.eos_ids()).unwrap();
     let mut longest = std::time::Duration::ZERO;

@@ -8,7 +8,8 @@ use tilewright::load::ModelFile;
 use tilewright::{Device, Embedder, Error, LoadOptions, Model};
 
 use super::checkpoint::{Checkpoint, checkpoint};
-use super::{Folder, allocator, common};
+use super::{Folder, common};
+use crate::allocator;
 
 /// Names of the tiny random models, all of which are of architectures that are supported.
 fn models() -> Vec<String> {

@@ -213,7 +213,7 @@ fn thirty_billion_weights_are_planned_without_loading_them() {
     assert!((28e9..34e9).contains(&(LARGE.weights_bytes() as f64 * 32.0 / 34.0)), "{}", LARGE.weights_bytes());
     for device in devices() {
         let before = device.counters();
-        let (plan, peak) = super::allocator::peak_bytes(|| {
+        let (plan, peak) = crate::allocator::peak_bytes(|| {
             let file = ModelFile::open(&path).unwrap();
             Model::plan_file(
                 &device.target(),

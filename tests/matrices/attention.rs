@@ -6,7 +6,7 @@ use half::f16;
 use tilewright::kernels::KvType;
 
 use crate::common::{Rng, visible_keys};
-use crate::emulation::{Gpu, SIZE, emulated};
+use super::emulation::{Gpu, SIZE, emulated};
 
 const CAUSAL: u32 = 1;
 const SINKS: u32 = 4;

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use crate::emulation::{Gpu, SIZE, emulated};
+use super::emulation::{Gpu, SIZE, emulated};
 
 const BIAS: u32 = 1;
 const ACCUMULATE: u32 = 2;
