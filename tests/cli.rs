@@ -111,6 +111,16 @@ fn completions_and_manual_pages_have_all_of_the_command_line() {
     fails(&["man", "--dir", BUILTIN], 1, &["stories.gguf"]);
 }
 
+#[test]
+fn no_adapter_is_there_where_the_environment_says_so() {
+    let told = |args: &[&str]| command(args).env("TILEWRIGHT_NO_GPU", "1").output().unwrap();
+    let info: Value = serde_json::from_slice(&told(&["info", "--json"]).stdout).unwrap();
+    assert_eq!(info["adapters"], serde_json::json!([]));
+    let output = told(&["--device", "gpu", "--max-tokens", "1"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("no adapter matches"), "{}", text(&output.stderr));
+}
+
 /// Drivers print to stderr themselves, Mesa's for instance where `XDG_RUNTIME_DIR` is not set.
 #[test]
 fn what_a_person_reads_is_ours_alone() {
