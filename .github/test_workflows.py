@@ -176,5 +176,45 @@ class Release(unittest.TestCase):
         self.assertIn("unreleased", self.check.problems(self.copy, f"v{self.version}")[0])
 
 
+class Notices(unittest.TestCase):
+    """scripts/notices chooses a licence and takes its text."""
+
+    def texts(self, license, files):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files.items():
+                Path(folder, name).write_text(text)
+            package = {"name": "tile", "version": "1.0.0", "license": license, "authors": ["A <a@example.org>"],
+                       "manifest_path": str(Path(folder, "Cargo.toml"))}
+            return script("notices").texts_of(package)
+
+    def test_one_of_several_licences_is_enough_and_all_of_a_conjunction(self):
+        both = {"LICENSE-APACHE": "apache", "LICENSE-MIT": "mit"}
+        self.assertEqual(self.texts("MIT OR Apache-2.0", both), ["apache"])
+        self.assertEqual(self.texts("MIT/Apache-2.0", {"LICENSE-MIT": "mit"}), ["mit"])
+        self.assertEqual(self.texts("(MIT OR Apache-2.0) AND Unicode-3.0", {**both, "LICENSE-UNICODE": "unicode"}), ["apache", "unicode"])
+        self.assertEqual(self.texts("MIT AND BSD-3-Clause", {"LICENSE": "mit", "LICENSE.other": "bsd"}), ["mit", "bsd"])
+        self.assertEqual(self.texts("MIT OR Apache-2.0", {**both, "NOTICE": "notice", "license.rs": "no text"}), ["apache", "notice"])
+
+    def test_a_usual_licence_without_a_file_has_its_usual_text(self):
+        self.assertIn("TERMS AND CONDITIONS", self.texts("Apache-2.0", {})[0])
+        [text] = self.texts("MIT", {})
+        self.assertIn("Copyright (c) A\n", text)
+        self.assertIn("Permission is hereby granted", text)
+        self.assertEqual(self.texts("BSD-3-Clause", {}), [])
+
+    def test_nothing_is_lost_that_is_more_than_apaches_own_text(self):
+        apache, more = "Apache License Version 2.0 " + "a" * 9000, "Apache License Version 2.0 " + "a" * 9000 + " and " + "b" * 2000
+        with tempfile.TemporaryDirectory() as folder:
+            packages = []
+            for name, text in (("one", apache), ("two", apache.replace(" ", "\n")), ("three", more)):
+                Path(folder, name).mkdir()
+                Path(folder, name, "LICENSE").write_text(text)
+                packages.append({"name": name, "version": "1.0.0", "license": "Apache-2.0", "authors": [],
+                                 "manifest_path": str(Path(folder, name, "Cargo.toml"))})
+            by_text, without = script("notices").collect(packages)
+        self.assertEqual([[package["name"] for package in found] for _, found in by_text.values()], [["one", "two"], ["three"]])
+        self.assertEqual(without, [])
+
+
 if __name__ == "__main__":
     unittest.main()
