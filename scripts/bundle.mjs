@@ -2,15 +2,33 @@
 //
 //     node scripts/bundle.mjs package OUT    of npm/build/: index.js, worker.js and the types that users need
 //     node scripts/bundle.mjs page OUT       of www/: the page's scripts and its style; libraries are those of npm/
+//
+// Beside them go the notices of the libraries that are in them, THIRD-PARTY-NOTICES.txt.
 
-import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { mkdirSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { dirname, join, posix } from "node:path";
 import { fileURLToPath } from "node:url";
 
 const repository = fileURLToPath(new URL("..", import.meta.url));
 const esbuild = createRequire(join(repository, "npm/package.json"))("esbuild");
-const COMMON = { bundle: true, minify: true, sourcemap: true, target: "es2022", logLevel: "warning", absWorkingDir: repository };
+const COMMON = { bundle: true, metafile: true, minify: true, sourcemap: true, target: "es2022", logLevel: "warning", absWorkingDir: repository };
+
+/** The notices that the licences of libraries ask for, by what esbuild tells of the files that went into bundles. */
+function writeNotices(out, results) {
+  const inputs = results.flatMap(({ metafile }) => Object.keys(metafile.inputs));
+  const folders = new Set(inputs.map((path) => path.match(/^.*node_modules\/(?:@[^/]+\/)?[^/]+(?=\/)/)?.[0]).filter((folder) => folder));
+  const notices = [...folders].sort().map((folder) => {
+    const place = join(repository, folder);
+    const { name, version, license } = JSON.parse(readFileSync(join(place, "package.json"), "utf8"));
+    const texts = readdirSync(place).filter((file) => /^(licen[cs]e|copying|notice)/i.test(file));
+    if (texts.length === 0) throw new Error(`${name} has no text of its licence, ${license}`);
+    return [`Of ${name} ${version}, ${license}:`, ...texts.map((file) => readFileSync(join(place, file), "utf8").trim())].join("\n\n");
+  });
+  const rule = `\n\n${"-".repeat(100)}\n`;
+  const head = `Third-party notices\n\nThe scripts beside this file contain ${notices.length} libraries.`;
+  writeFileSync(join(out, "THIRD-PARTY-NOTICES.txt"), `${[head, ...notices].join(rule)}\n`);
+}
 
 /** The types that users see, and those that these name. */
 function copyTypes(from, to) {
@@ -43,12 +61,15 @@ const hideImports = {
  */
 async function bundlePackage(out) {
   const from = join(repository, "npm/build");
+  const results = [];
   // Users see the names of what they get; nobody sees those in the worker.
   for (const [name, keepNames] of [["index", true], ["worker", false]]) {
     const settings = { ...COMMON, format: "esm", outdir: out, plugins: [hideImports], keepNames, write: false };
-    const { outputFiles } = await esbuild.build({ ...settings, entryPoints: [join(from, `${name}.js`)] });
-    for (const { path, text } of outputFiles) writeFileSync(path, text.replaceAll(HIDDEN_NAME, HIDDEN));
+    const result = await esbuild.build({ ...settings, entryPoints: [join(from, `${name}.js`)] });
+    for (const { path, text } of result.outputFiles) writeFileSync(path, text.replaceAll(HIDDEN_NAME, HIDDEN));
+    results.push(result);
   }
+  writeNotices(out, results);
   copyTypes(from, out);
 }
 
@@ -62,13 +83,17 @@ async function bundlePage(out) {
   const scripts = (...names) => names.map((name) => join(repository, "www", `${name}.ts`));
   // What comes on demand, by `import()`, and what that shares with the rest are files of their own, named by their content.
   const modules = { format: "esm", splitting: true, chunkNames: "[name]-[hash]", plugins: [beside] };
-  await esbuild.build({ ...COMMON, ...modules, outdir: out, entryPoints: scripts("main") });
-  await esbuild.build({ ...COMMON, format: "iife", outdir: out, entryPoints: scripts("theme", "sw") });
-  await esbuild.build({ ...COMMON, outdir: out, entryPoints: [join(repository, "www/style.css")] });
+  const build = (settings) => esbuild.build({ ...COMMON, ...settings, outdir: out });
+  const results = [
+    await build({ ...modules, entryPoints: scripts("main") }),
+    await build({ format: "iife", entryPoints: scripts("theme", "sw") }),
+    await build({ entryPoints: [join(repository, "www/style.css")] }),
+  ];
   // Two files without any others: a report has them in it, and goes to others with the notices of what they are made of.
   const notice = "/*! With uPlot, Copyright (c) Leon Sorokin, and valibot, Copyright (c) Fabian Hiller; both under the MIT License. */";
   const dashboard = ["ts", "css"].map((ext) => join(repository, `www/dashboard/dashboard.${ext}`));
-  await esbuild.build({ ...COMMON, format: "iife", outdir: out, entryPoints: dashboard, banner: { js: notice, css: notice } });
+  results.push(await build({ format: "iife", entryPoints: dashboard, banner: { js: notice, css: notice } }));
+  writeNotices(out, results);
 }
 
 const [what, out] = process.argv.slice(2);

@@ -13,6 +13,7 @@ mod info;
 mod inspect;
 mod lora;
 mod lost;
+mod manual;
 mod parallel;
 mod quantize;
 mod quiet;
@@ -88,6 +89,8 @@ enum Command {
     /// Each product takes 2 s at most. A way that is not at least 5 % faster than a simpler one is not taken, nor is
     /// one whose results differ beyond rounding. What is kept is valid for this version, adapter, driver and tier.
     Tune(tune::TuneArgs),
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
 }
 
 impl Cli {
@@ -106,6 +109,7 @@ impl Cli {
             Some(Command::Tune(args)) => (args.model.as_mut(), None),
             Some(Command::Embed(_) | Command::Rerank(_) | Command::Info(_)) => (None, None),
             Some(Command::Pull(_) | Command::List(_) | Command::Rm(_)) => (None, None),
+            Some(Command::Completions(_) | Command::Man(_)) => (None, None),
             // It names several, and finds them itself.
             #[cfg(feature = "serve")]
             Some(Command::Serve(_)) => (None, None),
@@ -163,6 +167,8 @@ pub fn main() -> ExitCode {
         Some(Command::Quantize(args)) => quantize::quantize(&args),
         Some(Command::Bench(args)) => bench::bench(*args),
         Some(Command::Tune(args)) => tune::tune(&args),
+        Some(Command::Completions(args)) => manual::completions(&args),
+        Some(Command::Man(args)) => manual::man(&args),
     })
 }
 

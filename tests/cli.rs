@@ -73,6 +73,54 @@ fn without_arguments_it_tells_a_story() {
     assert!(summary.contains("tokens/s") && summary.contains("seed 1"), "{summary}");
 }
 
+/// The subcommands and flags that `--help` lists are what shells complete and what manual pages explain.
+#[test]
+fn completions_and_manual_pages_have_all_of_the_command_line() {
+    let told = |args: &[&str]| {
+        let output = tilewright(args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let help = told(&["--help"]);
+    let listed = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let commands: Vec<&str> = listed.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).collect();
+    let commands: Vec<&str> = commands.into_iter().filter(|name| !["", "help"].contains(name)).collect();
+    assert!(commands.contains(&"run") && commands.contains(&"man"), "{help}");
+
+    let shells = ["bash", "elvish", "fish", "powershell", "zsh"].map(|shell| (shell, told(&["completions", shell])));
+    // What only some subcommands have, and what stands in front of them all.
+    let words = [&commands[..], &["logit-bias", "imatrix", "version"]].concat();
+    for (shell, script) in &shells {
+        let missing: Vec<_> = words.iter().filter(|word| !script.contains(**word)).collect();
+        assert!(missing.is_empty(), "{shell}: {missing:?}");
+    }
+    fails(&["completions", "sh"], 2, &["invalid value 'sh'", "bash"]);
+
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cli-man");
+    assert!(told(&["man", "--dir", folder.to_str().unwrap()]).is_empty());
+    let page = |name: &str| std::fs::read_to_string(folder.join(format!("{name}.1"))).unwrap();
+    assert_eq!(page("tilewright"), told(&["man"]));
+    for command in &commands {
+        assert!(page(&format!("tilewright-{command}")).contains(".SH OPTIONS"), "{command}");
+        assert!(page("tilewright").contains(&format!("tilewright\\-{command}(1)")), "{command}");
+    }
+    assert!(page("tilewright-bench-kernels").contains(".TH"));
+    // No page has what holds on this machine alone.
+    let home = std::env::var("HOME").unwrap_or_default();
+    assert!(home.len() < 2 || !page("tilewright-pull").contains(&home));
+    fails(&["man", "--dir", BUILTIN], 1, &["stories.gguf"]);
+}
+
+#[test]
+fn no_adapter_is_there_where_the_environment_says_so() {
+    let told = |args: &[&str]| command(args).env("TILEWRIGHT_NO_GPU", "1").output().unwrap();
+    let info: Value = serde_json::from_slice(&told(&["info", "--json"]).stdout).unwrap();
+    assert_eq!(info["adapters"], serde_json::json!([]));
+    let output = told(&["--device", "gpu", "--max-tokens", "1"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("no adapter matches"), "{}", text(&output.stderr));
+}
+
 /// Drivers print to stderr themselves, Mesa's for instance where `XDG_RUNTIME_DIR` is not set.
 #[test]
 fn what_a_person_reads_is_ours_alone() {

@@ -193,12 +193,16 @@ fn tier_name<S: serde::Serializer>(tier: &Tier, serializer: S) -> Result<S::Ok, 
     serializer.serialize_str(tier.name())
 }
 
-/// All adapters, in the order of [`Power::High`]; equal ones in the backends' order.
+/// All adapters, in the order of [`Power::High`]; equal ones in the backends' order. None, and no driver is loaded, if
+/// `TILEWRIGHT_NO_GPU` is set: for tests where there is an adapter that nobody wants to test.
 #[cfg(not(target_arch = "wasm32"))]
 pub async fn adapters() -> Vec<AdapterReport> {
     /// Is never dropped, and does nothing else: with the last instance the driver leaves the process, and some crash threads that
     /// used it when these end.
     static KEPT: OnceLock<wgpu::Instance> = OnceLock::new();
+    if std::env::var_os("TILEWRIGHT_NO_GPU").is_some() {
+        return Vec::new();
+    }
     KEPT.get_or_init(|| instance(wgpu::Backends::PRIMARY));
     let mut reports: Vec<AdapterReport> = instance(wgpu::Backends::PRIMARY)
         .enumerate_adapters(wgpu::Backends::PRIMARY)

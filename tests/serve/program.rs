@@ -26,10 +26,14 @@ impl Program {
         Program { address, child, stderr }
     }
 
-    /// Ends it as a system does, and gives what it told.
+    /// Ends it as a system does, and gives what it told. Windows has no signal for a single process.
     pub fn end(mut self) -> String {
-        let killed = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
-        assert!(killed.success() && self.child.wait().unwrap().success());
+        if cfg!(windows) {
+            drop(self.child.stdin.take());
+        } else {
+            assert!(Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap().success());
+        }
+        assert!(self.child.wait().unwrap().success());
         let mut log = String::new();
         self.stderr.read_to_string(&mut log).unwrap();
         log
@@ -43,7 +47,11 @@ impl Drop for Program {
 }
 
 pub fn command(args: &[&str]) -> Command {
-    command_of(&[&["serve"], args].concat())
+    let mut command = command_of(&[&["serve"], args].concat());
+    if cfg!(windows) {
+        command.arg("--end-with-stdin").stdin(Stdio::piped());
+    }
+    command
 }
 
 /// The program on the CPU, without a cache.
@@ -74,7 +82,7 @@ fn the_program_serves_until_a_signal_and_logs_nothing_of_what_is_said() {
 
 #[test]
 fn the_program_ends_with_the_one_that_started_it() {
-    let mut command = command(&["--port", "0", "--end-with-stdin"]);
+    let mut command = command_of(&["serve", "--port", "0", "--end-with-stdin"]);
     command.stdin(Stdio::piped());
     let mut program = Program::start(command);
     drop(program.child.stdin.take().unwrap());

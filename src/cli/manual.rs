@@ -1,0 +1,61 @@
+//! `tilewright completions` and `tilewright man`: the command line in the words of shells and of `man`.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+use clap_mangen::Man;
+use tilewright::Error;
+
+use super::{Cli, Failure};
+
+/// Print a script that completes this command line in a shell.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  tilewright completions bash > ~/.local/share/bash-completion/completions/tilewright
+  tilewright completions fish > ~/.config/fish/completions/tilewright.fish")]
+pub struct CompletionsArgs {
+    shell: Shell,
+}
+
+/// Print the manual page, as troff.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  tilewright man | man -l -
+  tilewright man --dir ~/.local/share/man/man1")]
+pub struct ManArgs {
+    /// Write the pages of all subcommands as well, each into a file of this folder.
+    #[arg(long, value_name = "FOLDER")]
+    dir: Option<PathBuf>,
+}
+
+pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+    let mut command = Cli::command();
+    let name = command.get_name().to_string();
+    // By way of memory: clap_complete panics where it cannot write, such as into a pipe that nobody reads any more.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command, name, &mut script);
+    print(&script)
+}
+
+pub fn man(args: &ManArgs) -> Result<(), Failure> {
+    // `help` has no page.
+    let command = Cli::command().disable_help_subcommand(true);
+    let Some(folder) = &args.dir else {
+        let mut page = Vec::new();
+        Man::new(command).render(&mut page)?;
+        return print(&page);
+    };
+    let written = fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(command, folder));
+    Ok(written.map_err(|source| Error::Io { path: folder.clone(), source })?)
+}
+
+fn print(text: &[u8]) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text)?;
+    Ok(out.flush()?)
+}
