@@ -22,16 +22,23 @@ use crate::generate::{GenerateOptions, Piece, StopReason};
 /// How long a further answer of a request waits before it tries again to be taken.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A prompt, and how each of its answers is generated.
+/// How the answers to a prompt are generated: they differ in their seeds alone.
+#[derive(Clone)]
+pub struct Choices {
+    pub options: GenerateOptions,
+    pub seeds: Vec<u64>,
+}
+
+/// A prompt, and how its answers are generated. All of its answers share it, so that what a request says is held once, however
+/// many answers it asks for.
 pub struct Ask {
     pub ids: Vec<u32>,
-    pub each: Vec<GenerateOptions>,
+    pub choices: Arc<Choices>,
     /// How answers are taken apart; they are plain text if `None`.
     pub reading: Option<Reading>,
 }
 
 /// What has to be known of an answer to take it apart.
-#[derive(Clone)]
 pub struct Reading {
     pub format: Format,
     pub tools: Vec<Json>,
@@ -114,8 +121,8 @@ pub enum Said {
 /// An answer that waits for its turn.
 struct Waiting {
     index: usize,
-    request: Request,
-    reading: Option<Reading>,
+    ask: Arc<Ask>,
+    seed: u64,
 }
 
 /// An answer in progress.
@@ -123,6 +130,8 @@ struct Running {
     index: usize,
     stream: Stream,
     reader: Option<AnswerReader>,
+    /// Tokens that end a text and are none of it.
+    end_ids: Vec<u32>,
     /// Tokens whose text is not out yet.
     held: VecDeque<Token>,
     has_calls: bool,
@@ -144,6 +153,7 @@ pub struct Answers {
     decoder: Arc<Decoder>,
     metrics: Arc<Metrics>,
     since: Instant,
+    deadline: Instant,
     waiting: VecDeque<Waiting>,
     running: Vec<Running>,
     said: VecDeque<Said>,
@@ -168,14 +178,14 @@ impl Answers {
         deadline: Instant,
     ) -> Result<Answers, ApiError> {
         let decoder = lease.decoder()?;
-        let n_each = asks.first().map_or(1, |ask| ask.each.len());
+        let n_each = asks.first().map_or(1, |ask| ask.choices.seeds.len());
         let mut waiting = VecDeque::new();
-        for Ask { ids, each, reading } in asks {
+        for ask in asks {
             // The first one is told at once; the others are as it is.
-            decoder.model().check_prompt(&ids)?;
-            for options in each {
-                let request = Request { deadline: Some(deadline), ..Request::new(ids.clone(), options) };
-                waiting.push_back(Waiting { index: waiting.len(), request, reading: reading.clone() });
+            decoder.model().check_prompt(&ask.ids)?;
+            let ask = Arc::new(ask);
+            for &seed in &ask.choices.seeds {
+                waiting.push_back(Waiting { index: waiting.len(), ask: ask.clone(), seed });
             }
         }
         let n = waiting.len();
@@ -185,6 +195,7 @@ impl Answers {
             decoder,
             metrics,
             since: since.at,
+            deadline,
             waiting,
             running: Vec::new(),
             said: VecDeque::new(),
@@ -213,17 +224,21 @@ impl Answers {
             if may_wait && !self.decoder.engine.has_room() {
                 return Ok(());
             }
-            let stream = match self.decoder.engine.submit(next.request.clone()) {
+            let Waiting { index, ref ask, seed } = *next;
+            let options = GenerateOptions { seed, ..ask.choices.options.clone() };
+            let tokenizer = self.decoder.model().tokenizer()?;
+            let end_ids = options.end_ids(Some(tokenizer));
+            let request = Request { deadline: Some(self.deadline), ..Request::new(ask.ids.clone(), options) };
+            let stream = match self.decoder.engine.submit(request) {
                 Err(Error::Busy { .. }) if may_wait => return Ok(()),
                 stream => stream?,
             };
-            let Some(Waiting { index, reading, .. }) = self.waiting.pop_front() else { break };
-            let tokenizer = self.decoder.model().tokenizer()?;
-            let reader = reading.map(|Reading { format, tools, prompt_end }| {
-                AnswerReader::for_tokenizer(format, tokenizer).with_tools(&tools).after_prompt(&prompt_end)
+            let reader = ask.reading.as_ref().map(|Reading { format, tools, prompt_end }| {
+                AnswerReader::for_tokenizer(*format, tokenizer).with_tools(tools).after_prompt(prompt_end)
             });
+            self.waiting.pop_front();
             let (held, stages) = (VecDeque::new(), self.operation.queued(index));
-            self.running.push(Running { index, stream, reader, held, has_calls: false, latest: None, stages });
+            self.running.push(Running { index, stream, reader, end_ids, held, has_calls: false, latest: None, stages });
         }
         Ok(())
     }
@@ -305,7 +320,10 @@ impl Answers {
             let tokenizer = self.decoder.model().tokenizer()?;
             let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default().to_vec();
             let top = told.top.iter().map(|&(id, logprob)| (bytes(id), logprob)).collect();
-            answer.held.push_back(Token { bytes: bytes(piece.id), logprob: told.logprob, top });
+            // The token that ends a text may complete it, and is none of its tokens all the same.
+            if !answer.end_ids.contains(&piece.id) {
+                answer.held.push_back(Token { bytes: bytes(piece.id), logprob: told.logprob, top });
+            }
             let n_certain = answer.held.len().saturating_sub(piece.held);
             delta.tokens.extend(answer.held.drain(..n_certain));
         }
@@ -338,10 +356,6 @@ impl Answers {
         match reason {
             // These are the stop text's.
             StopReason::StopText | StopReason::Cancelled => {}
-            StopReason::Eos => {
-                answer.held.pop_back();
-                delta.tokens.extend(answer.held.drain(..));
-            }
             _ => delta.tokens.extend(answer.held.drain(..)),
         }
         let has_calls = answer.has_calls || !delta.calls.is_empty();

@@ -37,7 +37,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     let sampling = Sampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], None)?;
     let conversation = conversation_of(fields, &sampling)?;
     let n_messages = conversation.messages.len();
-    let has_logprobs = conversation.each.iter().any(|options| options.logprobs.is_some());
+    let has_logprobs = conversation.choices.options.logprobs.is_some();
     let answers = app.converse(&model, conversation, &asked.since).await?;
     let told = Told { head: Head::new("chatcmpl", &model), has_logprobs, ids: CallIds::new(n_messages) };
     match sampling.streams {
@@ -62,10 +62,8 @@ fn conversation_of(fields: Fields<'_>, sampling: &Sampling) -> Result<Conversati
     if top.is_some() && !has_logprobs {
         return Err(fields.wrong("top_logprobs", "none where logprobs is not true"));
     }
-    let mut each = sampling.each.clone();
-    for options in &mut each {
-        options.logprobs = has_logprobs.then_some(top.unwrap_or(0) as u32);
-    }
+    let mut choices = sampling.choices.clone();
+    choices.options.logprobs = has_logprobs.then_some(top.unwrap_or(0) as u32);
     let tools = match fields.list("tools", "a list of tools")? {
         Some(tools) => {
             let told = |(at, tool): (usize, &Json)| match tool.get("type").and_then(Json::as_str) {
@@ -103,7 +101,7 @@ fn conversation_of(fields: Fields<'_>, sampling: &Sampling) -> Result<Conversati
         thinking,
         variables,
         constraint: constraint_of(fields.get("response_format"), "response_format", "/json_schema/schema")?,
-        each,
+        choices,
     })
 }
 

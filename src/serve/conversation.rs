@@ -1,17 +1,17 @@
 //! A conversation and what its answer must be like, checked, and then made into a prompt.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Ask, Reading};
+use super::answers::{Ask, Choices, Reading};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::models::Decoder;
 use crate::answer::{Format, Mark};
 use crate::chat::{ChatOptions, Message};
 use crate::error::Error;
-use crate::generate::GenerateOptions;
 use crate::grammar::{Constraint, ToolChoice, ToolRules};
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 
@@ -35,7 +35,7 @@ pub struct Conversation {
     pub variables: Map<String, Json>,
     /// What the text of the answer must match.
     pub constraint: Option<Constraint>,
-    pub each: Vec<GenerateOptions>,
+    pub choices: Choices,
 }
 
 impl Conversation {
@@ -45,7 +45,7 @@ impl Conversation {
     /// [`Error::Template`] if the model has no template or one that refuses the messages; [`Error::Constraint`] for tools that
     /// cannot be enforced.
     pub fn prepare(self, decoder: &Decoder) -> Result<Ask, ApiError> {
-        let Conversation { messages, tools, choice, parallel, thinking, mut variables, constraint, mut each } = self;
+        let Conversation { messages, tools, choice, parallel, thinking, mut variables, constraint, mut choices } = self;
         let template = decoder.template.as_ref().ok_or_else(|| Error::Template {
             field: "chat template".into(),
             expected: "one in the model's file: this is a model that continues texts".into(),
@@ -94,12 +94,14 @@ impl Conversation {
                 }
             }
         };
-        for options in &mut each {
-            options.constraint.clone_from(&constraint);
-            options.stop_ids.clone_from(&decoder.stop_ids);
-            options.stop.extend(template.stop_texts().iter().map(|&text| text.to_owned()));
-        }
-        Ok(Ask { ids, each, reading: Some(Reading { format: decoder.format, tools, prompt_end }) })
+        let options = &mut choices.options;
+        options.constraint = constraint;
+        options.stop_ids.clone_from(&decoder.stop_ids);
+        options.stop.extend(template.stop_texts().iter().map(|&text| text.to_owned()));
+        // Of a format that is not known no call is read.
+        let tools = if decoder.format == Format::Plain { Vec::new() } else { tools };
+        let reading = Reading { format: decoder.format, tools, prompt_end };
+        Ok(Ask { ids, choices: Arc::new(choices), reading: Some(reading) })
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json};
 use super::errors::ApiError;
 
 /// Numbers are exact up to here in every language.
-pub const MOST_EXACT: u64 = (1 << 53) - 1;
+const MOST_EXACT: u64 = (1 << 53) - 1;
 
 /// An object of a request.
 #[derive(Clone, Copy)]
@@ -87,6 +87,17 @@ impl<'a> Fields<'a> {
             number.filter(|number| (least..=most).contains(number))
         };
         self.read(field, &expected, read)
+    }
+
+    /// A seed: any whole number of 64 bits, with a sign or without one, as it is written.
+    pub fn seed(&self, field: &str) -> Result<Option<u64>, ApiError> {
+        let read = |value: &Json| {
+            // What is written with a fraction of zero has been rounded; so is the end of the range in OpenAI's own description.
+            let whole = |number: &f64| number.fract() == 0.0 && number.abs() <= -(i64::MIN as f64);
+            let signed = value.as_i64().map(|seed| seed as u64).or_else(|| value.as_u64());
+            signed.or_else(|| value.as_f64().filter(whole).map(|seed| seed as i64 as u64))
+        };
+        self.read(field, "a whole number from -2^63 to 2^63", read)
     }
 
     /// `true` or `false`.

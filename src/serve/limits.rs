@@ -28,6 +28,8 @@ pub struct Limits {
     pub answer_time: Duration,
     /// Answers of a request, of all its prompts together.
     pub choices: usize,
+    /// Bytes of the prompts that the answers of a request begin with.
+    pub echo_bytes: usize,
     /// Stop texts of a request.
     pub stops: usize,
     /// Texts of a request for vectors, and documents of one for scores.
@@ -55,6 +57,7 @@ impl Default for Limits {
             max_tokens: None,
             answer_time: Duration::from_secs(600),
             choices: 128,
+            echo_bytes: 8 << 20,
             stops: 64,
             texts: 2048,
             batches: 32,

@@ -8,12 +8,13 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Answers, Ask, Delta, End, Said};
+use super::answers::{Answers, Ask, Choices, Delta, End, Said};
 use super::app::{App, Asked, now};
+use super::completions::raw;
 use super::conversation::{Conversation, message_of, tool_of};
 use super::embeddings::vectors_of;
 use super::errors::ApiError;
-use super::fields::{Fields, MOST_EXACT};
+use super::fields::Fields;
 use super::models::{Entry, Lease, Loaded};
 use super::sampling::{random, stops};
 use super::sse::{Gone, Parts, Style, streamed};
@@ -127,12 +128,18 @@ fn options_of(fields: Fields<'_>, app: &App) -> Result<GenerateOptions, ApiError
         repeat_last_n: last_n.map_or(usual.repeat_last_n, |n| if n < 0.0 { i32::MAX as u32 } else { n as u32 }),
         presence_penalty: number("presence_penalty", -100.0, 100.0, 0.0)?,
         frequency_penalty: number("frequency_penalty", -100.0, 100.0, 0.0)?,
-        seed: given.whole("seed", 0, MOST_EXACT)?.unwrap_or_else(random),
+        // Here -1 is a seed that nobody has named.
+        seed: given.seed("seed")?.filter(|&seed| seed != u64::MAX).unwrap_or_else(random),
         stop: stops(given, "stop", &app.limits)?,
         ..usual
     };
     options.check()?;
     Ok(options)
+}
+
+/// There is one answer.
+fn choices_of(options: GenerateOptions) -> Choices {
+    Choices { seeds: vec![options.seed], options }
 }
 
 /// How long a model is kept: seconds or a text such as `5m`, for ever if it is negative.
@@ -190,7 +197,7 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
     let common = Common::read(fields, &app)?;
     let prompt = fields.text("prompt")?.unwrap_or_default().to_owned();
     let system = fields.text("system")?.unwrap_or_default().to_owned();
-    let raw = fields.flag("raw")?.unwrap_or(false);
+    let is_raw = fields.flag("raw")?.unwrap_or(false);
     if prompt.is_empty() {
         return only_load(&app, &common, Shape::Generate).await;
     }
@@ -199,11 +206,11 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
     let load = begun.elapsed();
     let has_template = lease.decoder()?.template.is_some();
     let Common { model, streams, options, constraint, thinking, variables, .. } = common;
-    let answers = match raw || !has_template {
+    let answers = match is_raw || !has_template {
         true => {
             let ask = move |decoder: &super::models::Decoder| {
-                let each = vec![GenerateOptions { constraint, ..options }];
-                Ok(vec![Ask { ids: decoder.model().encode(&prompt)?, each, reading: None }])
+                let choices = choices_of(GenerateOptions { constraint, ..options });
+                Ok(vec![Ask { ids: raw(decoder.model(), &prompt)?, choices: Arc::new(choices), reading: None }])
             };
             app.answer(lease, &asked.since, ask).await?
         }
@@ -218,7 +225,7 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
                 thinking,
                 variables,
                 constraint,
-                each: vec![options],
+                choices: choices_of(options),
             };
             app.answer(lease, &asked.since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await?
         }
@@ -244,9 +251,9 @@ pub async fn chat(State(app): State<Arc<App>>, asked: Asked) -> Result<Response,
     let lease = common.lease(&app).await?;
     let load = begun.elapsed();
     let Common { model, streams, options, constraint, thinking, variables, .. } = common;
-    let each = vec![options];
+    let choices = choices_of(options);
     let conversation =
-        Conversation { messages, tools, choice: None, parallel: true, thinking, variables, constraint, each };
+        Conversation { messages, tools, choice: None, parallel: true, thinking, variables, constraint, choices };
     let answers = app.answer(lease, &asked.since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await?;
     Told { model, shape: Shape::Chat, since: asked.since.at, load, first: None }.tell(&app, answers, streams).await
 }

@@ -49,7 +49,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     let sampling = Sampling::read(fields, &app.limits, &["max_output_tokens"], None)?;
     let conversation = conversation_of(fields, &sampling)?;
     let ids = CallIds::new(conversation.messages.len());
-    let has_logprobs = conversation.each.iter().any(|options| options.logprobs.is_some());
+    let has_logprobs = conversation.choices.options.logprobs.is_some();
     let or = |field: &str, usual: Json| fields.get(field).cloned().unwrap_or(usual);
     let echoed = json!({
         "instructions": fields.get("instructions"),
@@ -97,10 +97,8 @@ fn conversation_of(fields: Fields<'_>, sampling: &Sampling) -> Result<Conversati
     }
     let has_logprobs = included.iter().any(|name| *name == INCLUDED[0]);
     let top = fields.whole("top_logprobs", 0, 20)?;
-    let mut each = sampling.each.clone();
-    for options in &mut each {
-        options.logprobs = (has_logprobs || top.is_some_and(|n| n > 0)).then_some(top.unwrap_or(0) as u32);
-    }
+    let mut choices = sampling.choices.clone();
+    choices.options.logprobs = (has_logprobs || top.is_some_and(|n| n > 0)).then_some(top.unwrap_or(0) as u32);
     let mut tools = Vec::new();
     for (at, tool) in fields.list("tools", "a list of tools")?.unwrap_or_default().iter().enumerate() {
         let param = format!("tools[{at}]");
@@ -135,7 +133,7 @@ fn conversation_of(fields: Fields<'_>, sampling: &Sampling) -> Result<Conversati
         thinking,
         variables,
         constraint: constraint_of(format.filter(|format| !format.is_null()), "text.format", "/schema")?,
-        each,
+        choices,
     })
 }
 
