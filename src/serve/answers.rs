@@ -83,6 +83,20 @@ impl Delta {
         }
     }
 
+    /// About how many bytes it takes in memory once it is told as JSON.
+    fn size_bytes(&self) -> usize {
+        /// An object of three members, with a value for each byte of the token.
+        fn of_token(bytes: &[u8]) -> usize {
+            512 + 80 * bytes.len()
+        }
+        let calls = self.calls.iter().map(|call| call.name.len() + 512).sum::<usize>();
+        let tokens = self
+            .tokens
+            .iter()
+            .map(|token| of_token(&token.bytes) + token.top.iter().map(|(bytes, _)| of_token(bytes)).sum::<usize>());
+        self.thinking.len() + self.text.len() + calls + tokens.sum::<usize>()
+    }
+
     fn is_empty(&self) -> bool {
         self.thinking.is_empty() && self.text.is_empty() && self.calls.is_empty() && self.tokens.is_empty()
     }
@@ -369,15 +383,18 @@ impl Answers {
         Ok(())
     }
 
-    /// All answers at their ends, by their numbers.
+    /// All answers at their ends, by their numbers. Where together they take more than so many bytes, those that are not over end
+    /// as if there was no room for more.
     ///
     /// # Errors
     /// As [`Answers::next`].
-    pub async fn whole(&mut self) -> Result<Vec<(Delta, End)>, ApiError> {
+    pub async fn whole(&mut self, most: usize) -> Result<Vec<(Delta, End)>, ApiError> {
         let mut whole: Vec<(Delta, Option<End>)> = self.usages.iter().map(|_| (Delta::default(), None)).collect();
+        let mut n_bytes = 0;
         while let Some(said) = self.next().await {
             match said? {
                 Said::Delta(index, delta) => {
+                    n_bytes += delta.size_bytes();
                     let all = &mut whole[index].0;
                     all.thinking += &delta.thinking;
                     all.text += &delta.text;
@@ -385,6 +402,14 @@ impl Answers {
                     all.tokens.extend(delta.tokens);
                 }
                 Said::End(index, end) => whole[index].1 = Some(end),
+            }
+            if n_bytes > most {
+                for (index, (delta, end)) in whole.iter_mut().enumerate() {
+                    let has_calls = !delta.calls.is_empty();
+                    end.get_or_insert(End { reason: StopReason::MaxTokens, has_calls, usage: self.usages[index] });
+                }
+                self.operation.done();
+                break;
             }
         }
         Ok(whole.into_iter().filter_map(|(delta, end)| Some((delta, end?))).collect())
@@ -448,4 +473,42 @@ pub fn usage_told(Used { tokens: usage, reasoning_tokens }: Used) -> Json {
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::engine::{Engine, EngineOptions};
+    use crate::generate::Model;
+    use crate::serve::models::{KeepOptions, Loaded, ModelSpec, Models};
+    use crate::serve::telemetry::{Telemetry, Trace};
+
+    /// However many answers a request asks for, what it says is held once, and one of them is with the engine.
+    #[test]
+    fn answers_of_a_request_share_what_it_says() {
+        let model = Model::builtin(&Device::cpu()).unwrap();
+        let (engine, _driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+        let decoder = Arc::new(Decoder::of(engine, Some("chatml")).unwrap());
+        let story = ModelSpec::new("story", 1, move || Ok(Loaded::Decoder(decoder.clone())));
+        let models = Models::new(vec![story], KeepOptions::default(), 1, Arc::new(|_| ())).unwrap();
+        models.preload().unwrap();
+        let lease = pollster::block_on(models.get("story")).ok().unwrap();
+
+        let options = GenerateOptions { stop: vec!["x".repeat(1024); 64], ..GenerateOptions::default() };
+        let choices = Arc::new(Choices { options, seeds: (0..128).collect() });
+        let tools = vec![json!({"type": "function", "function": {"name": "f", "description": "x".repeat(1 << 20)}})];
+        let reading = Some(Reading { format: Format::Hermes, tools, prompt_end: String::new() });
+        let ask = Ask { ids: vec![1; 100], choices: choices.clone(), reading };
+        let since = Since { at: Instant::now(), trace: Trace::default() };
+        let metrics = Arc::new(Metrics::new(&Telemetry::default()));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let answers = Answers::begin(lease, metrics, vec![ask], &since, deadline).ok().unwrap();
+        assert_eq!((answers.waiting.len(), answers.running.len()), (127, 1));
+        let ask = &answers.waiting[0].ask;
+        assert!(answers.waiting.iter().all(|waiting| Arc::ptr_eq(&waiting.ask, ask)));
+        assert_eq!((Arc::strong_count(ask), Arc::strong_count(&choices)), (127, 2));
+        let seeds: Vec<u64> = answers.waiting.iter().map(|waiting| waiting.seed).collect();
+        assert!(seeds.iter().copied().eq(1..128));
+    }
 }

@@ -58,7 +58,7 @@ impl Prompt {
 /// # Errors
 /// Those of the tokenizer.
 pub fn raw(model: &Model, text: &str) -> Result<Vec<u32>, Error> {
-    Ok(model.encodings()?.encode(text, EncodeOptions { add_special: true, parse_special: true })?.to_vec())
+    model.encode_with(text, EncodeOptions { add_special: true, parse_special: true })
 }
 
 /// Continues texts.
@@ -110,7 +110,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         true => {
             streamed(Style::Data, app.limits.keep_alive, move |parts| told.stream(answers, parts, with_usage)).await
         }
-        false => told.whole(answers).await,
+        false => told.whole(answers, app.limits.answer_bytes).await,
     }
 }
 
@@ -145,9 +145,9 @@ fn finish_of(end: &End) -> &'static str {
 }
 
 impl Told {
-    async fn whole(mut self, mut answers: Answers) -> Result<Response, ApiError> {
+    async fn whole(mut self, mut answers: Answers, most: usize) -> Result<Response, ApiError> {
         let mut choices = Vec::new();
-        for (index, (delta, end)) in answers.whole().await?.into_iter().enumerate() {
+        for (index, (delta, end)) in answers.whole(most).await?.into_iter().enumerate() {
             let text = self.begins.get_mut(index).map(std::mem::take).unwrap_or_default() + &delta.text;
             let logprobs = if self.has_logprobs { Offsets::default().logprobs_of(&delta.tokens) } else { Json::Null };
             choices.push(json!({"index": index, "text": text, "finish_reason": finish_of(&end), "logprobs": logprobs}));

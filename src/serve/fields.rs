@@ -136,16 +136,46 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Whether a field that is not known asks for nothing.
+/// Whether a field that is not known asks for nothing: what OpenAI's and Ollama's own descriptions of requests have as its default,
+/// or what is a client's note to itself.
 fn is_neutral(field: &str, value: &Json) -> bool {
+    let is_empty = || match value {
+        Json::String(text) => text.is_empty(),
+        Json::Array(list) => list.is_empty(),
+        Json::Object(object) => object.is_empty(),
+        _ => false,
+    };
     match field {
-        "store" => value == false,
+        "store" | "background" | "vocab_only" | "logits_all" => value == false,
+        // Of Ollama, where a list of the likeliest tokens is told.
+        "logprobs" => value == false,
+        "top_logprobs" => value == 0,
         "service_tier" => value == "auto" || value == "default",
-        "truncation" => value == "disabled",
-        "background" => value == false,
+        // What does not fit is refused whatever they say; what fits is not cut.
+        "truncation" => value == "disabled" || value == "auto",
+        "truncate" | "shift" => value.is_boolean(),
+        "modalities" => value.as_array().is_some_and(|list| list.iter().all(|kind| kind == "text")),
+        "verbosity" => value == "medium",
+        "prompt_cache_retention" => value == "in_memory" || value == "in-memory",
+        "function_call" => value == "none" || value == "auto",
+        // Of tools that a server has itself, of which there are none.
+        "max_tool_calls" => value.as_u64().is_some_and(|n| n > 0),
+        // Ollama's samplers that are off.
+        "mirostat" => value == 0,
+        "mirostat_tau" | "mirostat_eta" => value.is_number(),
+        "tfs_z" | "typical_p" => value.as_f64() == Some(1.0),
+        "penalize_newline" | "f16_kv" => value.is_boolean(),
         // Clients' notes to themselves.
         "metadata" => value.is_object(),
         "prompt_cache_key" | "safety_identifier" => value.is_string(),
+        "functions"
+        | "suffix"
+        | "previous_response_id"
+        | "context_management"
+        | "images"
+        | "context"
+        | "system"
+        | "template" => is_empty(),
         _ => false,
     }
 }
