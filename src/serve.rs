@@ -7,6 +7,7 @@
 //! Every request is checked in this order, so that what a stranger sends costs as little as it can. A client that goes away
 //! drops its answers, and that cancels them in the engine. Nothing of what requests say is logged.
 
+mod about;
 mod answers;
 mod app;
 mod chat;
@@ -111,14 +112,14 @@ impl Server {
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let tls = tls.map(|(certificates, key)| Tls::open(&certificates, &key)).transpose()?;
+        let tls = tls.map(|(certificates, key)| Tls::open(certificates, key)).transpose()?.map(Arc::new);
         let tell = tell.unwrap_or_else(|| Arc::new(|_: &str| ()));
         #[cfg(feature = "telemetry")]
         let telemetry =
             otlp_endpoint.map(|endpoint| Telemetry::open(&endpoint, has_tls, &tell)).transpose()?.unwrap_or_default();
         #[cfg(not(feature = "telemetry"))]
         let telemetry = Telemetry;
-        let models = Models::new(models, keep, limits.batches, tell)?;
+        let models = Models::new(models, keep, limits.batches, tell.clone())?;
         models.preload()?;
         let preparing = Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from)));
         let page = page.as_deref().map(Page::open).transpose()?;
@@ -140,6 +141,7 @@ impl Server {
             limits: app.limits.clone(),
             metrics: app.metrics.clone(),
             tls,
+            tell,
             sweep: Arc::new(move || app.models.sweep()),
         };
         Ok(Server { listener, address, router, connections, telemetry })

@@ -17,6 +17,8 @@ mod errors;
 mod faults;
 #[path = "serve/guard.rs"]
 mod guard;
+#[path = "serve/limits.rs"]
+mod limits;
 #[path = "serve/program.rs"]
 mod program;
 #[path = "serve/server.rs"]

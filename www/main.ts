@@ -250,7 +250,13 @@ async function begin(): Promise<void> {
   const link = readLink(location.search, document.baseURI);
   if (link.prompt !== undefined) chat.fillPrompt(link.prompt);
   if (link.address !== undefined) byId<HTMLInputElement>("model-url").value = link.address;
-  if (link.choice !== undefined) return load(link.choice);
+  const { choice: wanted } = link;
+  if (wanted?.source === "builtin") return load(wanted);
+  // Whoever wrote the link does not decide that gigabytes are downloaded here.
+  if (wanted !== undefined) {
+    const message = `The link asks for the model “${wanted.label}” of Hugging Face. What is not stored on this device is downloaded, which may be gigabytes.`;
+    showNotice({ code: "link", message }, { label: "Load it", run: () => void load(wanted) });
+  }
   const last = settings.values().reopen ? await lastModel("chat") : undefined;
   let problem = link.problem ?? (typeof last === "string" ? last : undefined);
   if (typeof last === "object") {

@@ -8,6 +8,7 @@ use clap::Args;
 use serde_json::json;
 use tilewright::engine::{Engine, EngineOptions, Request, Stream};
 use tilewright::generate::StopReason;
+use tilewright::tokenizer::EncodeOptions;
 use tilewright::{Error, GenerateOptions, Model, Recovery};
 
 use super::Failure;
@@ -54,7 +55,7 @@ pub fn run(
     model: &Model,
     recovery: &mut Recovery<'_, Model>,
     n_at_once: u32,
-    prompts: &str,
+    prompts: (&str, EncodeOptions),
     options: &GenerateOptions,
     as_json: bool,
 ) -> Result<(), Failure> {
@@ -83,10 +84,15 @@ pub fn run(
     Ok(())
 }
 
-fn print_all(engine: &Engine, prompts: &str, options: &GenerateOptions, as_json: bool) -> Result<(), Failure> {
+fn print_all(
+    engine: &Engine,
+    (prompts, encoding): (&str, EncodeOptions),
+    options: &GenerateOptions,
+    as_json: bool,
+) -> Result<(), Failure> {
     let mut waiting: VecDeque<Line> = VecDeque::new();
     for (at, prompt) in prompts.lines().enumerate() {
-        let ids = engine.model().encode(prompt)?;
+        let ids = engine.model().encode_with(prompt, encoding)?;
         let seed = options.seed.wrapping_add(at as u64);
         let request = Request::new(ids, GenerateOptions { seed, ..options.clone() });
         let stream = loop {

@@ -16,6 +16,7 @@ use tilewright::generate::{ContextPolicy, DeviceLayers, Generation, KeptStats, S
 use tilewright::grammar::Constraint;
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
+use tilewright::tokenizer::EncodeOptions;
 use tilewright::{Counters, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
 use super::answer::Answer;
@@ -179,6 +180,9 @@ pub struct GenerateArgs {
     /// Token ids to continue, such as 1,5,9, in place of text: works without a vocabulary, and prints token ids.
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["prompt", "prompt_file"])]
     prompt_ids: Option<Vec<u32>>,
+    /// Read names of control tokens in the prompt, such as <|im_start|>, as those tokens. They are text without it.
+    #[arg(long, conflicts_with = "prompt_ids")]
+    parse_special: bool,
     /// File that keeps what was computed: a later run whose prompt begins as this one's text computes only what is new. It is
     /// made if it is not there, and written when the text has ended.
     #[arg(long, value_name = "FILE")]
@@ -443,10 +447,11 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         Some(_) => String::new(),
         None => prompt(args)?,
     };
+    let encoding = EncodeOptions { add_special: true, parse_special: args.parse_special };
     let mut recovery = args.model.recovery(path, &args.sampling.guess);
     let model = recovery.load(&args.model.open()?)?;
     if let Some(n_at_once) = args.parallel.parallel {
-        return parallel::run(&model, &mut recovery, n_at_once, &prompt, &options, args.json);
+        return parallel::run(&model, &mut recovery, n_at_once, (&prompt, encoding), &options, args.json);
     }
     let mut session = model.session()?;
     #[cfg(feature = "grammar")]
@@ -457,7 +462,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     let before = counters_of(session.model());
     let prompt_ids = match &args.prompt_ids {
         Some(ids) => ids.clone(),
-        None => session.model().encode(&prompt)?,
+        None => session.model().encode_with(&prompt, encoding)?,
     };
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
         session.load(path)?;

@@ -198,7 +198,15 @@ impl Loader {
         let size = path.as_deref().map_or(ModelFile::BUILTIN.len() as u64, size_of_files);
         let breakers: Vec<Arc<Breaker>> = (0..self.n_engines).map(|_| Arc::default()).collect();
         let (loader, of_load) = (self.clone(), breakers.clone());
-        Ok(ModelSpec::new(name, size, move || loader.load(path.as_deref(), &of_load)).with_breakers(breakers))
+        let of_header = path.clone();
+        let open = move || match &of_header {
+            Some(path) => ModelFile::open(path),
+            None => ModelFile::builtin(),
+        };
+        let is_gguf =
+            path.as_ref().is_none_or(|path| path.extension().is_some_and(|own| own.eq_ignore_ascii_case("gguf")));
+        let spec = ModelSpec::new(name, size, move || loader.load(path.as_deref(), &of_load));
+        Ok(spec.with_files(is_gguf, open).with_breakers(breakers))
     }
 
     /// The first device, opened if it is not.
@@ -328,6 +336,8 @@ fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
     for path in files {
         let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.clone(), source })?;
         let before = keys.len();
+        // A byte order mark is none of the text.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
         keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
         if keys.len() == before {
             let (expected, found) = ("a file with a key".into(), format!("{} without any", path.display()));
@@ -459,6 +469,8 @@ mod tests {
         let file = std::env::temp_dir().join(format!("tilewright-keys-{}", std::process::id()));
         std::fs::write(&file, "one\n\n two \n").unwrap();
         assert_eq!(keys(vec!["zero".into()], std::slice::from_ref(&file)).unwrap(), ["zero", "one", "two"]);
+        std::fs::write(&file, "\u{feff}three\r\nfour").unwrap();
+        assert_eq!(keys(Vec::new(), std::slice::from_ref(&file)).unwrap(), ["three", "four"]);
         std::fs::write(&file, "\n").unwrap();
         assert_eq!(keys(Vec::new(), std::slice::from_ref(&file)).unwrap_err().code(), "option");
         std::fs::remove_file(&file).unwrap();

@@ -178,6 +178,13 @@ impl Batcher {
         Ok(tokens)
     }
 
+    /// Whether [`Batcher::encode`] cuts a text.
+    pub fn is_cut(&self, text: &str) -> Result<bool, Error> {
+        let Reader { encodings, prefix, suffix, .. } = self.reader()?;
+        let inner = encodings.encode(text, EncodeOptions::default())?;
+        Ok(inner.len() > self.max_tokens as usize - prefix.len() - suffix.len())
+    }
+
     /// Tokens of two texts with those around them. If they are more than `max_tokens`, the longer text is cut, and both
     /// where that is not enough.
     pub fn encode_pair(&self, a: &str, b: &str) -> Result<Tokens, Error> {

@@ -291,6 +291,14 @@ impl Embedder {
         self.inner.batcher.encode(&self.prompted(text))
     }
 
+    /// Whether a text has more tokens than the model reads, so that [`Embedder::encode`] cuts it.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the text cannot be encoded.
+    pub fn is_cut(&self, text: &str) -> Result<bool, Error> {
+        self.inner.batcher.is_cut(&self.prompted(text))
+    }
+
     fn prompted<'a>(&self, text: &'a str) -> Cow<'a, str> {
         if self.prompt.is_empty() { Cow::Borrowed(text) } else { Cow::Owned(format!("{}{text}", self.prompt)) }
     }

@@ -704,7 +704,14 @@ impl Model {
     /// # Errors
     /// [`Error::Tokenizer`] if there is no tokenizer or the text cannot be encoded.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
-        let options = EncodeOptions { add_special: true, parse_special: false };
+        self.encode_with(text, EncodeOptions { add_special: true, parse_special: false })
+    }
+
+    /// Token ids of a text, such as one with control tokens by their names.
+    ///
+    /// # Errors
+    /// As [`Model::encode`].
+    pub fn encode_with(&self, text: &str, options: EncodeOptions) -> Result<Vec<u32>, Error> {
         Ok(self.encodings()?.encode(text, options)?.to_vec())
     }
 

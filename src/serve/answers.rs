@@ -22,16 +22,23 @@ use crate::generate::{GenerateOptions, Piece, StopReason};
 /// How long a further answer of a request waits before it tries again to be taken.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A prompt, and how each of its answers is generated.
+/// How the answers to a prompt are generated: they differ in their seeds alone.
+#[derive(Clone)]
+pub struct Choices {
+    pub options: GenerateOptions,
+    pub seeds: Vec<u64>,
+}
+
+/// A prompt, and how its answers are generated. All of its answers share it, so that what a request says is held once, however
+/// many answers it asks for.
 pub struct Ask {
     pub ids: Vec<u32>,
-    pub each: Vec<GenerateOptions>,
+    pub choices: Arc<Choices>,
     /// How answers are taken apart; they are plain text if `None`.
     pub reading: Option<Reading>,
 }
 
 /// What has to be known of an answer to take it apart.
-#[derive(Clone)]
 pub struct Reading {
     pub format: Format,
     pub tools: Vec<Json>,
@@ -76,6 +83,20 @@ impl Delta {
         }
     }
 
+    /// About how many bytes it takes in memory once it is told as JSON.
+    fn size_bytes(&self) -> usize {
+        /// An object of three members, with a value for each byte of the token.
+        fn of_token(bytes: &[u8]) -> usize {
+            512 + 80 * bytes.len()
+        }
+        let calls = self.calls.iter().map(|call| call.name.len() + 512).sum::<usize>();
+        let tokens = self
+            .tokens
+            .iter()
+            .map(|token| of_token(&token.bytes) + token.top.iter().map(|(bytes, _)| of_token(bytes)).sum::<usize>());
+        self.thinking.len() + self.text.len() + calls + tokens.sum::<usize>()
+    }
+
     fn is_empty(&self) -> bool {
         self.thinking.is_empty() && self.text.is_empty() && self.calls.is_empty() && self.tokens.is_empty()
     }
@@ -114,8 +135,8 @@ pub enum Said {
 /// An answer that waits for its turn.
 struct Waiting {
     index: usize,
-    request: Request,
-    reading: Option<Reading>,
+    ask: Arc<Ask>,
+    seed: u64,
 }
 
 /// An answer in progress.
@@ -123,6 +144,8 @@ struct Running {
     index: usize,
     stream: Stream,
     reader: Option<AnswerReader>,
+    /// Tokens that end a text and are none of it.
+    end_ids: Vec<u32>,
     /// Tokens whose text is not out yet.
     held: VecDeque<Token>,
     has_calls: bool,
@@ -144,6 +167,7 @@ pub struct Answers {
     decoder: Arc<Decoder>,
     metrics: Arc<Metrics>,
     since: Instant,
+    deadline: Instant,
     waiting: VecDeque<Waiting>,
     running: Vec<Running>,
     said: VecDeque<Said>,
@@ -168,14 +192,14 @@ impl Answers {
         deadline: Instant,
     ) -> Result<Answers, ApiError> {
         let decoder = lease.decoder()?;
-        let n_each = asks.first().map_or(1, |ask| ask.each.len());
+        let n_each = asks.first().map_or(1, |ask| ask.choices.seeds.len());
         let mut waiting = VecDeque::new();
-        for Ask { ids, each, reading } in asks {
+        for ask in asks {
             // The first one is told at once; the others are as it is.
-            decoder.model().check_prompt(&ids)?;
-            for options in each {
-                let request = Request { deadline: Some(deadline), ..Request::new(ids.clone(), options) };
-                waiting.push_back(Waiting { index: waiting.len(), request, reading: reading.clone() });
+            decoder.model().check_prompt(&ask.ids)?;
+            let ask = Arc::new(ask);
+            for &seed in &ask.choices.seeds {
+                waiting.push_back(Waiting { index: waiting.len(), ask: ask.clone(), seed });
             }
         }
         let n = waiting.len();
@@ -185,6 +209,7 @@ impl Answers {
             decoder,
             metrics,
             since: since.at,
+            deadline,
             waiting,
             running: Vec::new(),
             said: VecDeque::new(),
@@ -213,17 +238,21 @@ impl Answers {
             if may_wait && !self.decoder.engine.has_room() {
                 return Ok(());
             }
-            let stream = match self.decoder.engine.submit(next.request.clone()) {
+            let Waiting { index, ref ask, seed } = *next;
+            let options = GenerateOptions { seed, ..ask.choices.options.clone() };
+            let tokenizer = self.decoder.model().tokenizer()?;
+            let end_ids = options.end_ids(Some(tokenizer));
+            let request = Request { deadline: Some(self.deadline), ..Request::new(ask.ids.clone(), options) };
+            let stream = match self.decoder.engine.submit(request) {
                 Err(Error::Busy { .. }) if may_wait => return Ok(()),
                 stream => stream?,
             };
-            let Some(Waiting { index, reading, .. }) = self.waiting.pop_front() else { break };
-            let tokenizer = self.decoder.model().tokenizer()?;
-            let reader = reading.map(|Reading { format, tools, prompt_end }| {
-                AnswerReader::for_tokenizer(format, tokenizer).with_tools(&tools).after_prompt(&prompt_end)
+            let reader = ask.reading.as_ref().map(|Reading { format, tools, prompt_end }| {
+                AnswerReader::for_tokenizer(*format, tokenizer).with_tools(tools).after_prompt(prompt_end)
             });
+            self.waiting.pop_front();
             let (held, stages) = (VecDeque::new(), self.operation.queued(index));
-            self.running.push(Running { index, stream, reader, held, has_calls: false, latest: None, stages });
+            self.running.push(Running { index, stream, reader, end_ids, held, has_calls: false, latest: None, stages });
         }
         Ok(())
     }
@@ -305,7 +334,10 @@ impl Answers {
             let tokenizer = self.decoder.model().tokenizer()?;
             let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default().to_vec();
             let top = told.top.iter().map(|&(id, logprob)| (bytes(id), logprob)).collect();
-            answer.held.push_back(Token { bytes: bytes(piece.id), logprob: told.logprob, top });
+            // The token that ends a text may complete it, and is none of its tokens all the same.
+            if !answer.end_ids.contains(&piece.id) {
+                answer.held.push_back(Token { bytes: bytes(piece.id), logprob: told.logprob, top });
+            }
             let n_certain = answer.held.len().saturating_sub(piece.held);
             delta.tokens.extend(answer.held.drain(..n_certain));
         }
@@ -338,10 +370,6 @@ impl Answers {
         match reason {
             // These are the stop text's.
             StopReason::StopText | StopReason::Cancelled => {}
-            StopReason::Eos => {
-                answer.held.pop_back();
-                delta.tokens.extend(answer.held.drain(..));
-            }
             _ => delta.tokens.extend(answer.held.drain(..)),
         }
         let has_calls = answer.has_calls || !delta.calls.is_empty();
@@ -355,15 +383,18 @@ impl Answers {
         Ok(())
     }
 
-    /// All answers at their ends, by their numbers.
+    /// All answers at their ends, by their numbers. Where together they take more than so many bytes, those that are not over end
+    /// as if there was no room for more.
     ///
     /// # Errors
     /// As [`Answers::next`].
-    pub async fn whole(&mut self) -> Result<Vec<(Delta, End)>, ApiError> {
+    pub async fn whole(&mut self, most: usize) -> Result<Vec<(Delta, End)>, ApiError> {
         let mut whole: Vec<(Delta, Option<End>)> = self.usages.iter().map(|_| (Delta::default(), None)).collect();
+        let mut n_bytes = 0;
         while let Some(said) = self.next().await {
             match said? {
                 Said::Delta(index, delta) => {
+                    n_bytes += delta.size_bytes();
                     let all = &mut whole[index].0;
                     all.thinking += &delta.thinking;
                     all.text += &delta.text;
@@ -371,6 +402,14 @@ impl Answers {
                     all.tokens.extend(delta.tokens);
                 }
                 Said::End(index, end) => whole[index].1 = Some(end),
+            }
+            if n_bytes > most {
+                for (index, (delta, end)) in whole.iter_mut().enumerate() {
+                    let has_calls = !delta.calls.is_empty();
+                    end.get_or_insert(End { reason: StopReason::MaxTokens, has_calls, usage: self.usages[index] });
+                }
+                self.operation.done();
+                break;
             }
         }
         Ok(whole.into_iter().filter_map(|(delta, end)| Some((delta, end?))).collect())
@@ -434,4 +473,42 @@ pub fn usage_told(Used { tokens: usage, reasoning_tokens }: Used) -> Json {
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::engine::{Engine, EngineOptions};
+    use crate::generate::Model;
+    use crate::serve::models::{KeepOptions, Loaded, ModelSpec, Models};
+    use crate::serve::telemetry::{Telemetry, Trace};
+
+    /// However many answers a request asks for, what it says is held once, and one of them is with the engine.
+    #[test]
+    fn answers_of_a_request_share_what_it_says() {
+        let model = Model::builtin(&Device::cpu()).unwrap();
+        let (engine, _driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+        let decoder = Arc::new(Decoder::of(engine, Some("chatml")).unwrap());
+        let story = ModelSpec::new("story", 1, move || Ok(Loaded::Decoder(decoder.clone())));
+        let models = Models::new(vec![story], KeepOptions::default(), 1, Arc::new(|_| ())).unwrap();
+        models.preload().unwrap();
+        let lease = pollster::block_on(models.get("story")).ok().unwrap();
+
+        let options = GenerateOptions { stop: vec!["x".repeat(1024); 64], ..GenerateOptions::default() };
+        let choices = Arc::new(Choices { options, seeds: (0..128).collect() });
+        let tools = vec![json!({"type": "function", "function": {"name": "f", "description": "x".repeat(1 << 20)}})];
+        let reading = Some(Reading { format: Format::Hermes, tools, prompt_end: String::new() });
+        let ask = Ask { ids: vec![1; 100], choices: choices.clone(), reading };
+        let since = Since { at: Instant::now(), trace: Trace::default() };
+        let metrics = Arc::new(Metrics::new(&Telemetry::default()));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let answers = Answers::begin(lease, metrics, vec![ask], &since, deadline).ok().unwrap();
+        assert_eq!((answers.waiting.len(), answers.running.len()), (127, 1));
+        let ask = &answers.waiting[0].ask;
+        assert!(answers.waiting.iter().all(|waiting| Arc::ptr_eq(&waiting.ask, ask)));
+        assert_eq!((Arc::strong_count(ask), Arc::strong_count(&choices)), (127, 2));
+        let seeds: Vec<u64> = answers.waiting.iter().map(|waiting| waiting.seed).collect();
+        assert!(seeds.iter().copied().eq(1..128));
+    }
 }

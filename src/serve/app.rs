@@ -32,6 +32,9 @@ use crate::error::Error;
 /// to be held whatever others hold, so that usual requests come through.
 const SMALL_BODY: usize = 64 << 10;
 
+/// Bytes that a JSON value takes in memory at most, without its text: as a member of an object, with its name.
+const VALUE_BYTES: usize = 128;
+
 /// The server.
 pub struct App {
     pub models: Models,
@@ -45,7 +48,7 @@ pub struct App {
     pub telemetry: Telemetry,
     /// Threads that parse large bodies and make prompts.
     pub preparing: Arc<Semaphore>,
-    /// Bytes of bodies that may yet be held.
+    /// Bytes of bodies, and of what is made of them, that may yet be held.
     pub bodies: Arc<Semaphore>,
 }
 
@@ -154,6 +157,26 @@ impl App {
 }
 
 impl App {
+    /// Takes bytes from those that all requests may hold, until a request has so many; its first ones are free.
+    fn hold(&self, held: &mut Option<OwnedSemaphorePermit>, n_bytes: usize) -> Result<(), ApiError> {
+        // What alone is more than all may hold has to wait for all others.
+        let n_bytes = n_bytes.saturating_sub(SMALL_BODY).min(self.limits.bodies_bytes);
+        let n_held = held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let n_more = u32::try_from(n_bytes.saturating_sub(n_held)).unwrap_or(u32::MAX);
+        if n_more == 0 {
+            return Ok(());
+        }
+        let more = self.bodies.clone().try_acquire_many_owned(n_more).map_err(|_| {
+            let message = "requests have as many bytes as the server may hold; ask again later";
+            ApiError::refusal(StatusCode::TOO_MANY_REQUESTS, "busy", message)
+        })?;
+        match held {
+            Some(held) => held.merge(more),
+            None => *held = Some(more),
+        }
+        Ok(())
+    }
+
     /// Reads a body, and takes its bytes from those that all bodies together may have.
     async fn read(&self, body: Body) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
         let most = self.limits.body_bytes;
@@ -171,22 +194,17 @@ impl App {
                     }
                 };
                 let Some(data) = frame.data_ref() else { continue };
-                let beyond = |len: usize| len.saturating_sub(SMALL_BODY);
-                let n_more = beyond(read.len() + data.len()) - beyond(read.len());
-                if n_more > 0 {
-                    let n_more = u32::try_from(n_more).unwrap_or(u32::MAX);
-                    let more = self.bodies.clone().try_acquire_many_owned(n_more).map_err(|_| {
-                        let message = "requests have as many bytes as the server may hold; ask again later";
-                        ApiError::refusal(StatusCode::TOO_MANY_REQUESTS, "busy", message)
-                    })?;
-                    match &mut held {
-                        Some(held) => held.merge(more),
-                        None => held = Some(more),
-                    }
-                }
+                self.hold(&mut held, read.len() + data.len())?;
                 read.extend_from_slice(data);
             }
-            Ok(())
+            // What is made of it is known before it is made.
+            let n_values = values_of(&read);
+            if n_values > self.limits.values {
+                let expected = format!("at most {}", self.limits.values);
+                let message = format!("the request has {n_values} JSON values, expected {expected}");
+                return Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_value", message));
+            }
+            self.hold(&mut held, read.len() + n_values * VALUE_BYTES)
         };
         match timeout(self.limits.body_time, all).await {
             Ok(all) => all?,
@@ -248,6 +266,8 @@ impl FromRequest<Arc<App>> for Asked {
         let (body, held) = app.read(request.into_body()).await?;
         drop(awaits_body);
         let parse = |body: &[u8]| {
+            // A byte order mark is none of the text.
+            let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
             serde_json::from_slice(body).map_err(|error| {
                 let message = format!("the request is no JSON: {error}");
                 ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_json", message)
@@ -284,6 +304,22 @@ fn check_headers(headers: &HeaderMap, is_typed: bool, most: usize) -> Result<(),
         Some(length) if length > most as u64 => Err(too_large(most)),
         _ => Ok(()),
     }
+}
+
+/// JSON values of a text, counted without reading it: one more for each empty list or object than there are. Of what is no JSON it
+/// is any number.
+fn values_of(text: &[u8]) -> usize {
+    let (mut n, mut in_string, mut is_escaped) = (1, false, false);
+    for byte in text {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = in_string,
+            b'"' => in_string = !in_string,
+            b',' | b'[' | b'{' if !in_string => n += 1,
+            _ => {}
+        }
+    }
+    n
 }
 
 fn too_large(most: usize) -> ApiError {
@@ -326,4 +362,26 @@ impl Head {
 /// The time since 1970.
 pub fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As many as there are in what is read.
+    #[test]
+    fn values_are_counted_before_they_are_made() {
+        fn n_read(value: &Json) -> usize {
+            match value {
+                Json::Array(list) => 1 + list.iter().map(n_read).sum::<usize>(),
+                Json::Object(object) => 1 + object.values().map(n_read).sum::<usize>(),
+                _ => 1,
+            }
+        }
+        for text in ["1", "[1, 2, [3, {}]]", r#"{"a": [{"b,[{": "\\"}, "\",["], "c": {"d": null}}"#, " [[[[1]]]] "] {
+            let read: Json = serde_json::from_str(text).unwrap();
+            let n_empty = text.matches("{}").count();
+            assert_eq!(values_of(text.as_bytes()), n_read(&read) + n_empty, "{text}");
+        }
+    }
 }

@@ -9,9 +9,10 @@ use serde_json::{Map, Value as Json, json};
 
 use super::answers::{Answers, CallIds, Delta, Said, Token, usage_told};
 use super::app::{App, Asked, Head};
-use super::conversation::{Conversation, constraint_of, effort_of, message_of, tool_of};
+use super::conversation::{Conversation, constraint_of, effort_of, message_of, tools_of, with_notices};
 use super::errors::ApiError;
 use super::fields::Fields;
+use super::limits::Limits;
 use super::sampling::{self, Sampling};
 use super::sse::{Gone, Parts, Style, streamed};
 use crate::grammar::ToolChoice;
@@ -35,21 +36,26 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     fields.only(&[sampling::FIELDS, FIELDS])?;
     let model = fields.some_text("model")?.to_owned();
     let sampling = Sampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], None)?;
-    let conversation = conversation_of(fields, &sampling)?;
+    let (conversation, notices) = conversation_of(fields, &sampling, &app.limits)?;
     let n_messages = conversation.messages.len();
-    let has_logprobs = conversation.each.iter().any(|options| options.logprobs.is_some());
+    let has_logprobs = conversation.choices.options.logprobs.is_some();
     let answers = app.converse(&model, conversation, &asked.since).await?;
     let told = Told { head: Head::new("chatcmpl", &model), has_logprobs, ids: CallIds::new(n_messages) };
-    match sampling.streams {
+    let response = match sampling.streams {
         true => {
             let with_usage = sampling.with_usage;
             streamed(Style::Data, app.limits.keep_alive, move |parts| told.stream(answers, parts, with_usage)).await
         }
-        false => told.whole(answers).await,
-    }
+        false => told.whole(answers, app.limits.answer_bytes).await,
+    };
+    Ok(with_notices(response?, &notices))
 }
 
-fn conversation_of(fields: Fields<'_>, sampling: &Sampling) -> Result<Conversation, ApiError> {
+fn conversation_of(
+    fields: Fields<'_>,
+    sampling: &Sampling,
+    limits: &Limits,
+) -> Result<(Conversation, Vec<String>), ApiError> {
     let messages = fields.list("messages", "a list of messages")?;
     let messages = messages.ok_or_else(|| fields.wrong("messages", "a list of messages"))?;
     if messages.is_empty() {
@@ -59,29 +65,12 @@ fn conversation_of(fields: Fields<'_>, sampling: &Sampling) -> Result<Conversati
     let messages = messages.iter().enumerate().map(told).collect::<Result<Vec<_>, ApiError>>()?;
     let has_logprobs = fields.flag("logprobs")? == Some(true);
     let top = fields.whole("top_logprobs", 0, 20)?;
-    if top.is_some() && !has_logprobs {
+    if top.is_some_and(|n| n > 0) && !has_logprobs {
         return Err(fields.wrong("top_logprobs", "none where logprobs is not true"));
     }
-    let mut each = sampling.each.clone();
-    for options in &mut each {
-        options.logprobs = has_logprobs.then_some(top.unwrap_or(0) as u32);
-    }
-    let tools = match fields.list("tools", "a list of tools")? {
-        Some(tools) => {
-            let told = |(at, tool): (usize, &Json)| match tool.get("type").and_then(Json::as_str) {
-                Some("function") => tool_of(tool.get("function"), &format!("tools[{at}].function")),
-                _ => {
-                    let param = format!("tools[{at}]");
-                    Err(ApiError::unsupported(
-                        &param,
-                        format!("{param} is of another type, only functions are supported"),
-                    ))
-                }
-            };
-            tools.iter().enumerate().map(told).collect::<Result<Vec<_>, ApiError>>()?
-        }
-        None => Vec::new(),
-    };
+    let mut choices = sampling.choices.clone();
+    choices.options.logprobs = has_logprobs.then_some(top.unwrap_or(0) as u32);
+    let (tools, notices) = tools_of(fields, limits, |tool| (tool.get("function"), ".function"))?;
     let choice = fields.get("tool_choice").map(|choice| match choice {
         Json::String(choice) if choice == "auto" => Ok(ToolChoice::Auto),
         Json::String(choice) if choice == "none" => Ok(ToolChoice::None),
@@ -95,7 +84,7 @@ fn conversation_of(fields: Fields<'_>, sampling: &Sampling) -> Result<Conversati
         },
     });
     let (thinking, variables) = effort_of(fields, "reasoning_effort")?;
-    Ok(Conversation {
+    let conversation = Conversation {
         messages,
         tools,
         choice: choice.transpose()?,
@@ -103,8 +92,9 @@ fn conversation_of(fields: Fields<'_>, sampling: &Sampling) -> Result<Conversati
         thinking,
         variables,
         constraint: constraint_of(fields.get("response_format"), "response_format", "/json_schema/schema")?,
-        each,
-    })
+        choices,
+    };
+    Ok((conversation, notices))
 }
 
 /// How answers are told.
@@ -115,9 +105,9 @@ struct Told {
 }
 
 impl Told {
-    async fn whole(mut self, mut answers: Answers) -> Result<Response, ApiError> {
+    async fn whole(mut self, mut answers: Answers, most: usize) -> Result<Response, ApiError> {
         let mut choices = Vec::new();
-        for (index, (delta, end)) in answers.whole().await?.into_iter().enumerate() {
+        for (index, (delta, end)) in answers.whole(most).await?.into_iter().enumerate() {
             let mut message = json!({"role": "assistant", "content": delta.text, "refusal": null});
             if !delta.calls.is_empty() {
                 message["tool_calls"] = delta.calls.iter().map(|call| self.ids.told(call)).collect();

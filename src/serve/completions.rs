@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Answers, Ask, End, Said, Token, usage_told};
+use super::answers::{Answers, Ask, Choices, End, Said, Token, usage_told};
 use super::app::{App, Asked, Head};
 use super::errors::ApiError;
 use super::fields::Fields;
@@ -15,8 +15,9 @@ use super::sampling::{self, Sampling};
 use super::sse::{Gone, Parts, Style, streamed};
 use crate::error::Error;
 use crate::generate::Model;
+use crate::tokenizer::EncodeOptions;
 
-const FIELDS: &[&str] = &["prompt", "max_tokens", "echo", "logprobs"];
+const FIELDS: &[&str] = &["prompt", "max_completion_tokens", "max_tokens", "echo", "logprobs", "best_of"];
 
 /// Tokens of an answer where none are named, as in OpenAI's interface.
 const USUAL_TOKENS: u64 = 16;
@@ -31,8 +32,16 @@ enum Prompt {
 impl Prompt {
     fn ids(&self, model: &Model) -> Result<Vec<u32>, Error> {
         match self {
-            Prompt::Text(text) => model.encode(text),
+            Prompt::Text(text) => raw(model, text),
             Prompt::Ids(ids) => Ok(ids.clone()),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Prompt::Text(text) => text.len(),
+            // Whatever a token's text is, of which most are short.
+            Prompt::Ids(ids) => ids.len().saturating_mul(8),
         }
     }
 
@@ -44,30 +53,49 @@ impl Prompt {
     }
 }
 
+/// The tokens of a prompt that no template makes: who sends it writes control tokens by their names.
+///
+/// # Errors
+/// Those of the tokenizer.
+pub fn raw(model: &Model, text: &str) -> Result<Vec<u32>, Error> {
+    model.encode_with(text, EncodeOptions { add_special: true, parse_special: true })
+}
+
 /// Continues texts.
 pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.only(&[sampling::FIELDS, FIELDS])?;
     let model = fields.some_text("model")?.to_owned();
-    let Sampling { mut each, streams, with_usage } =
-        Sampling::read(fields, &app.limits, &["max_tokens"], Some(USUAL_TOKENS))?;
+    let Sampling { mut choices, streams, with_usage } =
+        Sampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], Some(USUAL_TOKENS))?;
+    let n_each = choices.seeds.len();
+    if fields.whole("best_of", 1, app.limits.choices as u64)?.is_some_and(|n| n != n_each as u64) {
+        return Err(ApiError::unsupported("best_of", "best_of is not n: all answers that are computed are told"));
+    }
     let logprobs = fields.whole("logprobs", 0, 5)?;
     let echo = fields.flag("echo")?.unwrap_or(false);
     if echo && logprobs.is_some() {
         return Err(ApiError::unsupported("logprobs", "logprobs of a prompt, with echo, are not supported"));
     }
-    each.iter_mut().for_each(|options| options.logprobs = logprobs.map(|n| n as u32));
+    choices.options.logprobs = logprobs.map(|n| n as u32);
     let prompts = prompts_of(fields)?;
-    if prompts.len() * each.len() > app.limits.choices {
+    if prompts.len() * n_each > app.limits.choices {
         let expected = format!("at most {} answers to all prompts", app.limits.choices);
         return Err(fields.wrong("prompt", &expected));
     }
-    let (n_prompts, n_each) = (prompts.len(), each.len());
+    let n_prompts = prompts.len();
+    let n_echoed = prompts.iter().map(Prompt::len).sum::<usize>().saturating_mul(n_each);
+    if echo && n_echoed > app.limits.echo_bytes {
+        let expected = format!("false where the prompts of all answers have more than {} bytes", app.limits.echo_bytes);
+        return Err(fields.wrong("echo", &expected));
+    }
     let echoed = echo.then(|| prompts.clone());
     let lease = app.models.get(&model).await?;
     let decoder = lease.decoder()?;
+    let choices: Arc<Choices> = Arc::new(choices);
     let asks = move |decoder: &super::models::Decoder| {
-        let ask = |prompt: Prompt| Ok(Ask { ids: prompt.ids(decoder.model())?, each: each.clone(), reading: None });
+        let ask =
+            |prompt: Prompt| Ok(Ask { ids: prompt.ids(decoder.model())?, choices: choices.clone(), reading: None });
         prompts.into_iter().map(ask).collect::<Result<Vec<_>, ApiError>>()
     };
     let answers = app.answer(lease, &asked.since, asks).await?;
@@ -82,7 +110,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         true => {
             streamed(Style::Data, app.limits.keep_alive, move |parts| told.stream(answers, parts, with_usage)).await
         }
-        false => told.whole(answers).await,
+        false => told.whole(answers, app.limits.answer_bytes).await,
     }
 }
 
@@ -117,9 +145,9 @@ fn finish_of(end: &End) -> &'static str {
 }
 
 impl Told {
-    async fn whole(mut self, mut answers: Answers) -> Result<Response, ApiError> {
+    async fn whole(mut self, mut answers: Answers, most: usize) -> Result<Response, ApiError> {
         let mut choices = Vec::new();
-        for (index, (delta, end)) in answers.whole().await?.into_iter().enumerate() {
+        for (index, (delta, end)) in answers.whole(most).await?.into_iter().enumerate() {
             let text = self.begins.get_mut(index).map(std::mem::take).unwrap_or_default() + &delta.text;
             let logprobs = if self.has_logprobs { Offsets::default().logprobs_of(&delta.tokens) } else { Json::Null };
             choices.push(json!({"index": index, "text": text, "finish_reason": finish_of(&end), "logprobs": logprobs}));

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener as StdListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::Router;
 use axum::extract::Request;
@@ -27,6 +26,7 @@ use tokio::sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore, oneshot
 use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
+use super::Tell;
 use super::limits::Limits;
 use super::metrics::Metrics;
 use crate::error::Error;
@@ -40,32 +40,80 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// How long a connection may wait for its client before it makes room for another: clients that are far away need as much.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// TLS of connections.
-#[derive(Clone)]
-pub struct Tls(TlsAcceptor);
+/// Bytes of an answer that wait for room in a connection's socket.
+const MOST_UNSENT: usize = 128 << 10;
+
+/// TLS of connections. Its files are read again when they have changed, as they do each time that a certificate is renewed.
+pub struct Tls {
+    certificates: PathBuf,
+    key: PathBuf,
+    current: Mutex<(TlsAcceptor, Version)>,
+}
+
+/// By what a change of the two files is seen.
+type Version = [Option<(SystemTime, u64)>; 2];
 
 impl Tls {
     /// Reads certificates and their key.
     ///
     /// # Errors
     /// [`Error::Option`] naming the file that cannot be used.
-    pub fn open(certificates: &Path, key: &Path) -> Result<Tls, Error> {
-        let refused = |option, path: &Path, found: &dyn std::fmt::Display| Error::Option {
-            option,
-            expected: "a file in PEM".into(),
-            found: format!("{}: {found}", path.display()),
-        };
-        let chain = CertificateDer::pem_file_iter(certificates)
-            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-            .map_err(|error| refused("tls_cert", certificates, &error))?;
-        let own = PrivateKeyDer::from_pem_file(key).map_err(|error| refused("tls_key", key, &error))?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = config.and_then(|config| config.with_no_client_auth().with_single_cert(chain, own));
-        let mut config = config.map_err(|error| refused("tls_cert", certificates, &error))?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Tls(TlsAcceptor::from(Arc::new(config))))
+    pub fn open(certificates: PathBuf, key: PathBuf) -> Result<Tls, Error> {
+        // Before they are read: what changes meanwhile is read again.
+        let version = version(&certificates, &key);
+        let acceptor = read(&certificates, &key)?;
+        Ok(Tls { certificates, key, current: Mutex::new((acceptor, version)) })
     }
+
+    fn acceptor(&self) -> TlsAcceptor {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    /// Reads the files again if they have changed. What cannot be used leaves the earlier ones in use, until the files change
+    /// once more: one of the two may have been written before the other.
+    fn refresh(&self, tell: &Tell) {
+        let version = version(&self.certificates, &self.key);
+        if self.current.lock().unwrap_or_else(PoisonError::into_inner).1 == version {
+            return;
+        }
+        let read = read(&self.certificates, &self.key);
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.1 = version;
+        match read {
+            Ok(acceptor) => current.0 = acceptor,
+            Err(error) => tell(&format!("the certificate that was read before stays in use: {error}")),
+        }
+    }
+}
+
+fn version(certificates: &Path, key: &Path) -> Version {
+    [certificates, key].map(|path| {
+        let about = std::fs::metadata(path).ok()?;
+        Some((about.modified().ok()?, about.len()))
+    })
+}
+
+fn read(certificates: &Path, key: &Path) -> Result<TlsAcceptor, Error> {
+    let refused = |option, path: &Path, found: &dyn std::fmt::Display| Error::Option {
+        option,
+        expected: "a file in PEM".into(),
+        found: format!("{}: {found}", path.display()),
+    };
+    let bytes = |option, path: &Path| {
+        let bytes = std::fs::read(path).map_err(|error| refused(option, path, &error))?;
+        // A byte order mark is none of the text.
+        Ok::<_, Error>(bytes.strip_prefix(b"\xef\xbb\xbf").map(<[u8]>::to_vec).unwrap_or(bytes))
+    };
+    let chain = CertificateDer::pem_slice_iter(&bytes("tls_cert", certificates)?).collect::<Result<Vec<_>, _>>();
+    let chain = chain.map_err(|error| refused("tls_cert", certificates, &error))?;
+    let own =
+        PrivateKeyDer::from_pem_slice(&bytes("tls_key", key)?).map_err(|error| refused("tls_key", key, &error))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.and_then(|config| config.with_no_client_auth().with_single_cert(chain, own));
+    let mut config = config.map_err(|error| refused("tls_cert", certificates, &error))?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
 /// What all connections have in common.
@@ -73,7 +121,9 @@ impl Tls {
 pub struct Connections {
     pub limits: Limits,
     pub metrics: Arc<Metrics>,
-    pub tls: Option<Tls>,
+    pub tls: Option<Arc<Tls>>,
+    /// Told of what clients are not told of.
+    pub tell: Tell,
     /// Is called time and again, to look for models that nobody uses.
     pub sweep: Arc<dyn Fn() + Send + Sync>,
 }
@@ -83,13 +133,16 @@ impl Connections {
     pub async fn run(self, listener: StdListener, router: Router, end: impl Future<Output = ()>) -> io::Result<()> {
         let listener = TcpListener::from_std(listener)?;
         let drain = self.limits.drain;
-        let sweep = self.sweep.clone();
+        let (sweep, tls, tell) = (self.sweep.clone(), self.tls.clone(), self.tell.clone());
         let sweeper = tokio::spawn(async move {
             let mut clock = interval(SWEEP);
             clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 clock.tick().await;
                 sweep();
+                if let Some(tls) = &tls {
+                    tls.refresh(&tell);
+                }
             }
         });
         let (stop, stopped) = oneshot::channel();
@@ -143,8 +196,9 @@ impl Connections {
                 let served = async {
                     match &this.tls {
                         None => this.serve(stream, router, watcher, &place).await,
-                        Some(Tls(acceptor)) => {
-                            if let Ok(Ok(stream)) = timeout(this.limits.header_time, acceptor.accept(stream)).await {
+                        Some(tls) => {
+                            let accepted = tls.acceptor().accept(stream);
+                            if let Ok(Ok(stream)) = timeout(this.limits.header_time, accepted).await {
                                 this.serve(stream, router, watcher, &place).await;
                             }
                         }
@@ -168,16 +222,22 @@ impl Connections {
     ) {
         let limits = &self.limits;
         let service = TowerToHyperService::new(router);
+        let heads = Arc::new(Mutex::new(Heads::new(limits.header_bytes)));
         let service = service_fn(|mut request: Request<Incoming>| {
             request.extensions_mut().insert(Arc::new(AtWork::new(place)));
+            let has_two_lengths = heads.lock().unwrap_or_else(PoisonError::into_inner).has_two_lengths;
+            request.extensions_mut().insert(Framing { has_two_lengths });
             service.call(request)
         });
+        let stream =
+            Impatient { stream, most: limits.write_time, waiting: None, heads: heads.clone(), place: place.clone() };
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(limits.header_time)
             .max_headers(limits.headers)
             .max_header_size(limits.header_bytes)
-            .serve_connection(TokioIo::new(Impatient { stream, most: limits.write_time, waiting: None }), service);
+            .max_buf_size(MOST_UNSENT.max(limits.header_bytes))
+            .serve_connection(TokioIo::new(stream), service);
         let _ = watcher.watch(connection).await;
     }
 }
@@ -223,51 +283,66 @@ impl Idle {
     }
 }
 
-/// A connection's place among those that wait, where it is while no request is at work.
+/// A connection's place among those that wait. It is there while it owes its client nothing: no request is at work but one whose
+/// body is awaited, and all that was said is with the system.
 struct Place {
     idle: Arc<Idle>,
-    /// Its number among them.
-    number: Mutex<Option<Number>>,
-    had_answer: AtomicBool,
+    state: Mutex<PlaceState>,
     turned_out: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct PlaceState {
+    /// Its number among those that wait.
+    number: Option<Number>,
+    had_answer: bool,
+    n_at_work: usize,
+    /// Of these, those whose bodies are awaited.
+    n_awaiting: usize,
+    /// A request is done, and some of its answer may be in a buffer.
+    is_unsent: bool,
 }
 
 impl Place {
     fn new(idle: &Arc<Idle>) -> Place {
-        let place = Place {
-            idle: idle.clone(),
-            number: Mutex::default(),
-            had_answer: AtomicBool::new(false),
-            turned_out: Arc::default(),
-        };
-        place.wait();
+        let place = Place { idle: idle.clone(), state: Mutex::default(), turned_out: Arc::default() };
+        place.update(|_| ());
         place
     }
 
-    fn set(&self, waits: bool) {
-        let mut number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
-        self.idle.with(|waiting| {
-            if let Some(number) = number.take() {
+    /// Changes what is known of the connection, and with it whether it waits.
+    fn update(&self, change: impl FnOnce(&mut PlaceState)) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut state);
+        let waits = state.n_at_work == state.n_awaiting && !state.is_unsent;
+        if waits == state.number.is_some() {
+            return;
+        }
+        self.idle.with(|waiting| match state.number.take() {
+            Some(number) => {
                 waiting.connections.remove(&number);
             }
-            if waits {
-                let own = (self.had_answer.load(Ordering::Relaxed), waiting.next);
+            None => {
+                let own = (state.had_answer, waiting.next);
                 waiting.connections.insert(own, (Instant::now(), self.turned_out.clone()));
-                *number = Some(own);
+                state.number = Some(own);
                 waiting.next += 1;
             }
         });
+        if waits {
+            self.idle.more.notify_one();
+        }
     }
 
-    fn wait(&self) {
-        self.set(true);
-        self.idle.more.notify_one();
+    /// All that was written is out.
+    fn flushed(&self) {
+        self.update(|state| state.is_unsent = false);
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.set(false);
+        self.update(|state| state.is_unsent = true);
     }
 }
 
@@ -276,21 +351,24 @@ pub struct AtWork(Arc<Place>);
 
 impl AtWork {
     fn new(place: &Arc<Place>) -> AtWork {
-        place.set(false);
+        place.update(|state| state.n_at_work += 1);
         AtWork(place.clone())
     }
 
     /// The request's body is awaited, until what this gives is dropped.
     pub fn awaits_body(self: Arc<Self>) -> AwaitsBody {
-        self.0.wait();
+        self.0.update(|state| state.n_awaiting += 1);
         AwaitsBody(self)
     }
 }
 
 impl Drop for AtWork {
+    /// The answer is with the connection now, which has yet to write it.
     fn drop(&mut self) {
-        self.0.had_answer.store(true, Ordering::Relaxed);
-        self.0.wait();
+        self.0.update(|state| {
+            state.n_at_work -= 1;
+            (state.had_answer, state.is_unsent) = (true, true);
+        });
     }
 }
 
@@ -299,7 +377,77 @@ pub struct AwaitsBody(Arc<AtWork>);
 
 impl Drop for AwaitsBody {
     fn drop(&mut self) {
-        self.0.0.set(false);
+        self.0.0.update(|state| state.n_awaiting -= 1);
+    }
+}
+
+/// What a request's own headers do not say of its length any more once they are read.
+#[derive(Clone, Copy)]
+pub struct Framing {
+    /// It had both `Content-Length` and `Transfer-Encoding`, which are two requests to two readers (RFC 9112, 6.1).
+    pub has_two_lengths: bool,
+}
+
+/// Looks at the heads of requests as they come, since hyper drops the `Content-Length` of one that has a `Transfer-Encoding` as well.
+/// A head with the latter is the connection's last one, so that no body in chunks has to be followed to its end.
+struct Heads {
+    /// The head that is coming.
+    head: Vec<u8>,
+    most: usize,
+    /// Bytes of a body before the next one.
+    n_skipped: u64,
+    /// No further one is looked at.
+    is_over: bool,
+    has_two_lengths: bool,
+}
+
+impl Heads {
+    fn new(most: usize) -> Heads {
+        Heads { head: Vec::new(), most, n_skipped: 0, is_over: false, has_two_lengths: false }
+    }
+
+    fn read(&mut self, mut bytes: &[u8]) {
+        while !self.is_over && !bytes.is_empty() {
+            if self.n_skipped > 0 {
+                let n = self.n_skipped.min(bytes.len() as u64);
+                self.n_skipped -= n;
+                bytes = bytes.get(n as usize..).unwrap_or_default();
+                continue;
+            }
+            let Some(at) = bytes.iter().position(|&byte| byte == b'\n') else {
+                self.head.extend_from_slice(bytes);
+                break;
+            };
+            let (line, rest) = bytes.split_at(at + 1);
+            self.head.extend_from_slice(line);
+            bytes = rest;
+            // Empty lines in front of a request are none of it.
+            let ends = self.head.ends_with(b"\n\n") || self.head.ends_with(b"\n\r\n");
+            if self.head.iter().all(u8::is_ascii_whitespace) {
+                self.head.clear();
+            } else if ends {
+                self.end();
+            }
+        }
+        // Beyond it, the request is refused for its size.
+        self.is_over |= self.head.len() > self.most.saturating_add(2);
+    }
+
+    fn end(&mut self) {
+        let (mut length, mut is_coded) = (None, false);
+        for line in self.head.split(|&byte| byte == b'\n').skip(1) {
+            let Some(colon) = line.iter().position(|&byte| byte == b':') else { continue };
+            let (name, value) = line.split_at(colon);
+            if name.trim_ascii().eq_ignore_ascii_case(b"content-length") {
+                let value = value.get(1..).unwrap_or_default().trim_ascii();
+                // One that is no number is refused.
+                length = Some(std::str::from_utf8(value).ok().and_then(|value| value.parse().ok()).unwrap_or(0));
+            }
+            is_coded |= name.trim_ascii().eq_ignore_ascii_case(b"transfer-encoding");
+        }
+        self.head.clear();
+        (self.n_skipped, self.is_over) = (length.unwrap_or(0), is_coded);
+        self.has_two_lengths = is_coded && length.is_some();
     }
 }
 
@@ -309,6 +457,10 @@ struct Impatient<S> {
     most: Duration,
     /// Since there was no room.
     waiting: Option<Pin<Box<Sleep>>>,
+    /// Sees what is read.
+    heads: Arc<Mutex<Heads>>,
+    /// Is told when all is written.
+    place: Arc<Place>,
 }
 
 impl<S: Unpin> Impatient<S> {
@@ -332,7 +484,12 @@ impl<S: Unpin> Impatient<S> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, into)
+        let before = into.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, into);
+        if let Some(bytes) = into.filled().get(before..).filter(|bytes| !bytes.is_empty()) {
+            self.heads.lock().unwrap_or_else(PoisonError::into_inner).read(bytes);
+        }
+        read
     }
 }
 
@@ -354,10 +511,173 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.within(context, |stream, context| stream.poll_flush(context))
+        let flushed = self.within(context, |stream, context| stream.poll_flush(context));
+        if matches!(flushed, Poll::Ready(Ok(()))) {
+            self.place.flushed();
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.within(context, |stream, context| stream.poll_shutdown(context))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::telemetry::Telemetry;
+    use axum::body::{Body, Bytes};
+    use hyper::body::Frame;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::net::TcpStream;
+
+    fn connections() -> Connections {
+        Connections {
+            limits: Limits::default(),
+            metrics: Arc::new(Metrics::new(&Telemetry::default())),
+            tls: None,
+            tell: Arc::new(|_| ()),
+            sweep: Arc::new(|| ()),
+        }
+    }
+
+    /// Waits for it, a moment at a time.
+    async fn until(is_so: impl Fn() -> bool) {
+        while !is_so() {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// An answer that is whole in memory is with the connection at once, and is written while its client reads.
+    #[tokio::test]
+    async fn an_answer_that_is_not_written_keeps_its_connection() {
+        // More than sockets hold.
+        const LEN: usize = 32 << 20;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let connections = connections();
+        let idle = Arc::new(Idle::default());
+        let place = Arc::new(Place::new(&idle));
+        let n_waiting = || idle.with(|waiting| waiting.connections.len());
+        assert_eq!(n_waiting(), 1);
+        let router = Router::new().fallback(async || Body::from(vec![0; LEN]));
+        let graceful = GracefulShutdown::new();
+        let watcher = graceful.watcher();
+        let serving = tokio::spawn(async move { connections.serve(stream, router, watcher, &place).await });
+
+        client.writable().await.unwrap();
+        let request = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n";
+        assert_eq!(client.try_write(request).unwrap(), request.len());
+        let mut n_read = 0;
+        let mut piece = vec![0; 1 << 20];
+        let head = loop {
+            client.readable().await.unwrap();
+            let Ok(n) = client.try_read(&mut piece) else { continue };
+            // What the client waits for is the server's to do.
+            if n_read < LEN / 2 {
+                assert_eq!(n_waiting(), 0, "after {n_read} bytes");
+            }
+            n_read += n;
+            if n_read >= LEN {
+                break n_read - LEN;
+            }
+        };
+        assert!((50..500).contains(&head), "{head}");
+        until(|| n_waiting() == 1).await;
+        drop(client);
+        serving.await.unwrap();
+        assert_eq!(n_waiting(), 0);
+    }
+
+    /// A client that asks and then takes little.
+    struct Stuck {
+        request: &'static [u8],
+        room: usize,
+    }
+
+    impl AsyncRead for Stuck {
+        fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            let request = std::mem::take(&mut self.request);
+            into.put_slice(request);
+            if request.is_empty() { Poll::Pending } else { Poll::Ready(Ok(())) }
+        }
+    }
+
+    impl AsyncWrite for Stuck {
+        fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            let n = bytes.len().min(self.room);
+            self.room -= n;
+            if n == 0 { Poll::Pending } else { Poll::Ready(Ok(n)) }
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// A body without end, of which it is known how much was taken.
+    struct Counted(Arc<AtomicUsize>);
+
+    impl hyper::body::Body for Counted {
+        type Data = Bytes;
+        type Error = io::Error;
+
+        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+            self.0.fetch_add(1 << 10, Ordering::Relaxed);
+            Poll::Ready(Some(Ok(Frame::data(vec![0; 1 << 10].into()))))
+        }
+    }
+
+    #[tokio::test]
+    async fn little_of_an_answer_waits_for_its_client() {
+        let n_taken = Arc::new(AtomicUsize::new(0));
+        let of_body = n_taken.clone();
+        let router = Router::new().fallback(async move || Body::new(Counted(of_body.clone())));
+        let place = Arc::new(Place::new(&Arc::default()));
+        let graceful = GracefulShutdown::new();
+        let (connections, watcher) = (connections(), graceful.watcher());
+        let stuck = Stuck { request: b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n", room: 50_000 };
+        let serving = tokio::spawn(async move { connections.serve(stuck, router, watcher, &place).await });
+        until(|| n_taken.load(Ordering::Relaxed) > 50_000).await;
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        let n_taken = n_taken.load(Ordering::Relaxed);
+        assert!(n_taken <= 50_000 + MOST_UNSENT + (2 << 10), "{n_taken} bytes are taken");
+        serving.abort();
+    }
+
+    /// However a head is cut into pieces, and whatever stands before it.
+    #[test]
+    fn a_head_with_two_lengths_is_seen() {
+        let told = |text: &str, n: usize| {
+            let mut heads = Heads::new(1000);
+            text.as_bytes().chunks(n).for_each(|piece| heads.read(piece));
+            (heads.has_two_lengths, heads.is_over)
+        };
+        let (length, coding) = ("Content-Length: 5\r\n", "transfer-encoding:chunked\r\n");
+        for n in [1, 2, 7, 1000] {
+            for (lines, two, over) in [
+                (String::new(), false, false),
+                (length.into(), false, false),
+                (coding.into(), false, true),
+                (format!("{length}{coding}"), true, true),
+                (format!("{coding}a: b\r\n{length}"), true, true),
+                (format!("x-content-length: 5\r\n{coding}"), false, true),
+            ] {
+                let head = format!("POST / HTTP/1.1\r\n{lines}\r\n");
+                assert_eq!(told(&head, n), (two, over), "{head}");
+                // A body looks like anything.
+                let first = "POST / HTTP/1.1\r\ncontent-length: 10\r\n\r\n\r\n\r\na: b\r\n";
+                assert_eq!(told(&format!("{first}\r\n{head}"), n), (two, over), "{head} after another");
+            }
+            assert!(told(&"a".repeat(2000), n).1);
+        }
     }
 }

@@ -1,17 +1,20 @@
 //! A conversation and what its answer must be like, checked, and then made into a prompt.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::Response;
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Ask, Reading};
+use super::answers::{Ask, Choices, Reading};
 use super::errors::ApiError;
 use super::fields::Fields;
+use super::limits::Limits;
 use super::models::Decoder;
 use crate::answer::{Format, Mark};
 use crate::chat::{ChatOptions, Message};
 use crate::error::Error;
-use crate::generate::GenerateOptions;
 use crate::grammar::{Constraint, ToolChoice, ToolRules};
 use crate::tokenizer::{EncodeOptions, Tokenizer};
 
@@ -35,7 +38,7 @@ pub struct Conversation {
     pub variables: Map<String, Json>,
     /// What the text of the answer must match.
     pub constraint: Option<Constraint>,
-    pub each: Vec<GenerateOptions>,
+    pub choices: Choices,
 }
 
 impl Conversation {
@@ -45,7 +48,7 @@ impl Conversation {
     /// [`Error::Template`] if the model has no template or one that refuses the messages; [`Error::Constraint`] for tools that
     /// cannot be enforced.
     pub fn prepare(self, decoder: &Decoder) -> Result<Ask, ApiError> {
-        let Conversation { messages, tools, choice, parallel, thinking, mut variables, constraint, mut each } = self;
+        let Conversation { messages, tools, choice, parallel, thinking, mut variables, constraint, mut choices } = self;
         let template = decoder.template.as_ref().ok_or_else(|| Error::Template {
             field: "chat template".into(),
             expected: "one in the model's file: this is a model that continues texts".into(),
@@ -94,12 +97,14 @@ impl Conversation {
                 }
             }
         };
-        for options in &mut each {
-            options.constraint.clone_from(&constraint);
-            options.stop_ids.clone_from(&decoder.stop_ids);
-            options.stop.extend(template.stop_texts().iter().map(|&text| text.to_owned()));
-        }
-        Ok(Ask { ids, each, reading: Some(Reading { format: decoder.format, tools, prompt_end }) })
+        let options = &mut choices.options;
+        options.constraint = constraint;
+        options.stop_ids.clone_from(&decoder.stop_ids);
+        options.stop.extend(template.stop_texts().iter().map(|&text| text.to_owned()));
+        // Of a format that is not known no call is read.
+        let tools = if decoder.format == Format::Plain { Vec::new() } else { tools };
+        let reading = Reading { format: decoder.format, tools, prompt_end };
+        Ok(Ask { ids, choices: Arc::new(choices), reading: Some(reading) })
     }
 }
 
@@ -190,23 +195,76 @@ fn call_of(call: &Json, param: &str) -> Result<Json, ApiError> {
     Ok(json!({"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}))
 }
 
-/// Arguments of a call: JSON as a text.
+/// Arguments of a call: JSON as a text, in which nothing is no arguments.
 pub fn arguments_of(given: Option<&Json>, param: &str) -> Result<Json, ApiError> {
-    let parsed = given.and_then(Json::as_str).and_then(|text| serde_json::from_str(text).ok());
+    let parsed = given.and_then(Json::as_str).and_then(|text| match text.trim().is_empty() {
+        true => Some(json!({})),
+        false => serde_json::from_str(text).ok(),
+    });
     parsed.ok_or_else(|| ApiError::invalid(param, given, "JSON"))
 }
 
+/// The tools of a request, as templates know them, and what is to be told of those that are left out because nobody here can do
+/// what they do. `function` finds a tool's function, and how its place is called.
+///
+/// # Errors
+/// Those about a field; `unsupported_value` if there are tools, and no function is among them.
+pub fn tools_of<'a>(
+    fields: Fields<'a>,
+    limits: &Limits,
+    function: impl Fn(&'a Json) -> (Option<&'a Json>, &'static str),
+) -> Result<(Vec<Json>, Vec<String>), ApiError> {
+    let given = fields.list("tools", "a list of tools")?.unwrap_or_default();
+    if given.len() > limits.tools {
+        return Err(fields.wrong("tools", &format!("a list of at most {} tools", limits.tools)));
+    }
+    let (mut tools, mut notices) = (Vec::new(), Vec::new());
+    for (at, tool) in given.iter().enumerate() {
+        let param = format!("tools[{at}]");
+        let kind = tool.get("type").and_then(Json::as_str);
+        if kind.is_some_and(|kind| kind != "function") || !tool.is_object() {
+            notices.push(format!("{param} is of another type, only functions are supported"));
+            continue;
+        }
+        let (function, place) = function(tool);
+        tools.push(tool_of(function, &format!("{param}{place}"))?);
+    }
+    match notices.first().filter(|_| tools.is_empty()) {
+        Some(notice) => {
+            let (param, _) = notice.split_once(' ').unwrap_or_default();
+            Err(ApiError::unsupported(param, notice.as_str()))
+        }
+        None => Ok((tools, notices)),
+    }
+}
+
+/// The name of the header in which an answer tells what of its request was left out.
+const NOTICE: HeaderName = HeaderName::from_static("x-tilewright-notice");
+
+/// An answer that tells what of its request was left out.
+pub fn with_notices(mut response: Response, notices: &[String]) -> Response {
+    for notice in notices {
+        // They have nothing of the request's own text.
+        if let Ok(notice) = HeaderValue::from_str(&format!("{notice}; it was left out")) {
+            response.headers_mut().append(NOTICE, notice);
+        }
+    }
+    response
+}
+
 /// A tool as templates know it, of what stands in `function`. Calls are valid by its parameters whether it is `strict` or not.
-pub fn tool_of(function: Option<&Json>, param: &str) -> Result<Json, ApiError> {
+fn tool_of(function: Option<&Json>, param: &str) -> Result<Json, ApiError> {
     let name = function.and_then(|function| function.get("name"));
     let (Some(function), Some(_)) = (function.and_then(Json::as_object), name.and_then(Json::as_str)) else {
         return Err(ApiError::invalid(format!("{param}.name"), name, "a text"));
     };
+    let path = format!("{param}.");
+    let fields = Fields::within(function, &path);
+    fields.text("description")?;
+    fields.object("parameters", "a schema")?;
     let mut told = Map::new();
     for field in ["name", "description", "parameters"] {
-        told.extend(
-            function.get(field).filter(|value| !value.is_null()).map(|value| (field.to_owned(), value.clone())),
-        );
+        told.extend(fields.get(field).map(|value| (field.to_owned(), value.clone())));
     }
     Ok(json!({"type": "function", "function": told}))
 }
@@ -230,7 +288,13 @@ pub fn constraint_of(format: Option<&Json>, param: &str, schema: &str) -> Result
     let Some(format) = format else { return Ok(None) };
     match format.get("type").and_then(Json::as_str) {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Constraint::JsonObject)),
+        Some("json_object") => match format.get("schema").filter(|schema| !schema.is_null()) {
+            None => Ok(Some(Constraint::JsonObject)),
+            // As llama.cpp's server has it.
+            Some(Json::Object(schema)) if schema.is_empty() => Ok(Some(Constraint::JsonObject)),
+            Some(schema) if schema.is_object() => Ok(Some(Constraint::JsonSchema(schema.clone()))),
+            found => Err(ApiError::invalid(format!("{param}.schema"), found, "a schema")),
+        },
         Some("json_schema") => match format.pointer(schema) {
             Some(schema) if schema.is_object() => Ok(Some(Constraint::JsonSchema(schema.clone()))),
             found => Err(ApiError::invalid(format!("{param}{}", schema.replace('/', ".")), found, "a schema")),

@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json};
 use super::errors::ApiError;
 
 /// Numbers are exact up to here in every language.
-pub const MOST_EXACT: u64 = (1 << 53) - 1;
+const MOST_EXACT: u64 = (1 << 53) - 1;
 
 /// An object of a request.
 #[derive(Clone, Copy)]
@@ -89,6 +89,17 @@ impl<'a> Fields<'a> {
         self.read(field, &expected, read)
     }
 
+    /// A seed: any whole number of 64 bits, with a sign or without one, as it is written.
+    pub fn seed(&self, field: &str) -> Result<Option<u64>, ApiError> {
+        let read = |value: &Json| {
+            // What is written with a fraction of zero has been rounded; so is the end of the range in OpenAI's own description.
+            let whole = |number: &f64| number.fract() == 0.0 && number.abs() <= -(i64::MIN as f64);
+            let signed = value.as_i64().map(|seed| seed as u64).or_else(|| value.as_u64());
+            signed.or_else(|| value.as_f64().filter(whole).map(|seed| seed as i64 as u64))
+        };
+        self.read(field, "a whole number from -2^63 to 2^63", read)
+    }
+
     /// `true` or `false`.
     pub fn flag(&self, field: &str) -> Result<Option<bool>, ApiError> {
         self.read(field, "true or false", Json::as_bool)
@@ -125,16 +136,46 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Whether a field that is not known asks for nothing.
+/// Whether a field that is not known asks for nothing: what OpenAI's and Ollama's own descriptions of requests have as its default,
+/// or what is a client's note to itself.
 fn is_neutral(field: &str, value: &Json) -> bool {
+    let is_empty = || match value {
+        Json::String(text) => text.is_empty(),
+        Json::Array(list) => list.is_empty(),
+        Json::Object(object) => object.is_empty(),
+        _ => false,
+    };
     match field {
-        "store" => value == false,
+        "store" | "background" | "vocab_only" | "logits_all" => value == false,
+        // Of Ollama, where a list of the likeliest tokens is told.
+        "logprobs" => value == false,
+        "top_logprobs" => value == 0,
         "service_tier" => value == "auto" || value == "default",
-        "truncation" => value == "disabled",
-        "background" => value == false,
+        // What does not fit is refused whatever they say; what fits is not cut.
+        "truncation" => value == "disabled" || value == "auto",
+        "truncate" | "shift" => value.is_boolean(),
+        "modalities" => value.as_array().is_some_and(|list| list.iter().all(|kind| kind == "text")),
+        "verbosity" => value == "medium",
+        "prompt_cache_retention" => value == "in_memory" || value == "in-memory",
+        "function_call" => value == "none" || value == "auto",
+        // Of tools that a server has itself, of which there are none.
+        "max_tool_calls" => value.as_u64().is_some_and(|n| n > 0),
+        // Ollama's samplers that are off.
+        "mirostat" => value == 0,
+        "mirostat_tau" | "mirostat_eta" => value.is_number(),
+        "tfs_z" | "typical_p" => value.as_f64() == Some(1.0),
+        "penalize_newline" | "f16_kv" => value.is_boolean(),
         // Clients' notes to themselves.
         "metadata" => value.is_object(),
         "prompt_cache_key" | "safety_identifier" => value.is_string(),
+        "functions"
+        | "suffix"
+        | "previous_response_id"
+        | "context_management"
+        | "images"
+        | "context"
+        | "system"
+        | "template" => is_empty(),
         _ => false,
     }
 }

@@ -16,6 +16,9 @@ const LOCAL: &str = "localhost";
 /// Headers that a page may send, where it names none.
 const USUAL_HEADERS: HeaderValue = HeaderValue::from_static("authorization, content-type");
 
+/// Headers of answers that a page may read.
+const EXPOSED: &str = "retry-after, x-should-retry, x-tilewright-notice";
+
 /// Checks requests before anything else is done with them.
 ///
 /// A browser lets any page send requests to this machine. It says where the page is from in `Origin`; and a page whose own
@@ -163,7 +166,7 @@ impl Guard {
             origin.filter(|origin| origin.to_str().is_ok_and(|origin| self.is_named(&origin.to_ascii_lowercase())));
         if let Some(origin) = named {
             told.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
-            told.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("retry-after, x-should-retry"));
+            told.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
             told.insert(header::VARY, HeaderValue::from_name(HeaderName::from_static("origin")));
         }
         told

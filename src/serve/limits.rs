@@ -7,8 +7,10 @@ use std::time::Duration;
 pub struct Limits {
     /// Bytes of a request's body.
     pub body_bytes: usize,
-    /// Bytes of all requests' bodies at a time, without the first 64 KiB of each.
+    /// Bytes of all requests' bodies at a time, without the first 64 KiB of each. A JSON value counts as 128 bytes more.
     pub bodies_bytes: usize,
+    /// JSON values of a request's body.
+    pub values: usize,
     /// Bytes of a request's line and headers.
     pub header_bytes: usize,
     /// Headers of a request.
@@ -28,6 +30,13 @@ pub struct Limits {
     pub answer_time: Duration,
     /// Answers of a request, of all its prompts together.
     pub choices: usize,
+    /// Bytes of the prompts that the answers of a request begin with.
+    pub echo_bytes: usize,
+    /// Bytes that an answer takes in memory that is not streamed, with the tokens of which it tells how likely they were. It ends
+    /// where it has as many.
+    pub answer_bytes: usize,
+    /// Tools of a request.
+    pub tools: usize,
     /// Stop texts of a request.
     pub stops: usize,
     /// Texts of a request for vectors, and documents of one for scores.
@@ -46,6 +55,7 @@ impl Default for Limits {
         Limits {
             body_bytes: 8 << 20,
             bodies_bytes: 64 << 20,
+            values: 1 << 19,
             header_bytes: 32 << 10,
             headers: 100,
             header_time: Duration::from_secs(10),
@@ -55,6 +65,9 @@ impl Default for Limits {
             max_tokens: None,
             answer_time: Duration::from_secs(600),
             choices: 128,
+            echo_bytes: 8 << 20,
+            answer_bytes: 256 << 20,
+            tools: 512,
             stops: 64,
             texts: 2048,
             batches: 32,

@@ -1,13 +1,14 @@
 //! Which models there are: loaded when they are asked for, unloaded when nobody does.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use super::Tell;
+use super::about::About;
 use super::errors::ApiError;
 use crate::answer::Format;
 use crate::chat::ChatTemplate;
@@ -16,6 +17,7 @@ use crate::embed::{Embedder, Reranker};
 use crate::engine::{DeviceStats, Engine, EngineOptions, EngineStats};
 use crate::error::Error;
 use crate::generate::Model;
+use crate::load::ModelFile;
 use crate::recording::MemoryPlan;
 use crate::recovery::{Breaker, BreakerStats};
 
@@ -111,6 +113,9 @@ impl Loaded {
     }
 }
 
+/// Opens a model's files for what they say of it.
+type Describe = dyn Fn() -> Result<ModelFile, Error> + Send + Sync;
+
 /// Loads a model.
 pub type Load = dyn Fn() -> Result<Loaded, Error> + Send + Sync;
 
@@ -119,6 +124,10 @@ pub struct ModelSpec {
     name: String,
     size_bytes: u64,
     load: Box<Load>,
+    /// Reads what the files say, at most once.
+    describe: Option<Box<Describe>>,
+    about: OnceLock<Option<About>>,
+    is_gguf: bool,
     breakers: Vec<Arc<Breaker>>,
 }
 
@@ -130,7 +139,24 @@ impl ModelSpec {
         size_bytes: u64,
         load: impl Fn() -> Result<Loaded, Error> + Send + Sync + 'static,
     ) -> ModelSpec {
-        ModelSpec { name: name.into(), size_bytes, load: Box::new(load), breakers: vec![Arc::default()] }
+        ModelSpec {
+            name: name.into(),
+            size_bytes,
+            load: Box::new(load),
+            describe: None,
+            about: OnceLock::new(),
+            is_gguf: true,
+            breakers: vec![Arc::default()],
+        }
+    }
+
+    /// Names its files, of which clients are told what they say before the model is loaded.
+    pub fn with_files(
+        self,
+        is_gguf: bool,
+        open: impl Fn() -> Result<ModelFile, Error> + Send + Sync + 'static,
+    ) -> ModelSpec {
+        ModelSpec { describe: Some(Box::new(open)), is_gguf, ..self }
     }
 
     /// Tells of the losses that breakers count: those of the model's [`Recovery`](crate::Recovery), one for each device. An
@@ -199,9 +225,27 @@ impl Entry {
         Ok(loaded)
     }
 
+    /// What clients are told of it; nothing if its files cannot be read and it is not loaded. Reads files.
+    pub fn about(&self) -> Option<About> {
+        let of_files = || self.spec.describe.as_ref().and_then(|open| open().ok()).map(|file| About::of_file(&file));
+        let of_files = self.spec.about.get_or_init(of_files).clone();
+        match (of_files, self.loaded()) {
+            (Some(mut about), Some(loaded)) => {
+                about.add_loaded(&loaded);
+                Some(about)
+            }
+            (about, loaded) => about.or_else(|| loaded.as_ref().map(About::of_loaded)),
+        }
+    }
+
     /// The name that requests say.
     pub fn name(&self) -> &str {
         &self.spec.name
+    }
+
+    /// Whether its files are GGUF's, as far as is known.
+    pub fn is_gguf(&self) -> bool {
+        self.spec.is_gguf
     }
 
     /// Bytes of its files.

@@ -6,20 +6,29 @@ use std::time::{Duration, Instant};
 use axum::Json as Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
+use sha2::{Digest, Sha256};
 
-use super::answers::{Answers, Ask, Delta, End, Said};
+use super::answers::{Answers, Ask, Choices, Delta, End, Said};
 use super::app::{App, Asked, now};
-use super::conversation::{Conversation, message_of, tool_of};
+use super::completions::raw;
+use super::conversation::{Conversation, message_of, tools_of, with_notices};
 use super::embeddings::vectors_of;
 use super::errors::ApiError;
-use super::fields::{Fields, MOST_EXACT};
+use super::fields::Fields;
 use super::models::{Entry, Lease, Loaded};
 use super::sampling::{random, stops};
 use super::sse::{Gone, Parts, Style, streamed};
 use crate::chat::{Message, date_time};
 use crate::generate::{GenerateOptions, StopReason};
 use crate::grammar::Constraint;
+
+/// The version of Ollama that has what is here. Editors refuse servers below 0.6.4, and other clients below 0.5.
+const OLLAMA: &str = "0.12.6";
+
+/// Seconds until a model ends that stays: a hundred years.
+const FOR_EVER: i64 = 100 * 365 * 86_400;
 
 /// Fields that both kinds of generation have.
 const COMMON: &[&str] = &["model", "stream", "format", "options", "keep_alive", "think"];
@@ -127,12 +136,18 @@ fn options_of(fields: Fields<'_>, app: &App) -> Result<GenerateOptions, ApiError
         repeat_last_n: last_n.map_or(usual.repeat_last_n, |n| if n < 0.0 { i32::MAX as u32 } else { n as u32 }),
         presence_penalty: number("presence_penalty", -100.0, 100.0, 0.0)?,
         frequency_penalty: number("frequency_penalty", -100.0, 100.0, 0.0)?,
-        seed: given.whole("seed", 0, MOST_EXACT)?.unwrap_or_else(random),
+        // Here -1 is a seed that nobody has named.
+        seed: given.seed("seed")?.filter(|&seed| seed != u64::MAX).unwrap_or_else(random),
         stop: stops(given, "stop", &app.limits)?,
         ..usual
     };
     options.check()?;
     Ok(options)
+}
+
+/// There is one answer.
+fn choices_of(options: GenerateOptions) -> Choices {
+    Choices { seeds: vec![options.seed], options }
 }
 
 /// How long a model is kept: seconds or a text such as `5m`, for ever if it is negative.
@@ -180,17 +195,11 @@ fn seconds_of(text: &str) -> Option<f64> {
 /// `/api/generate`.
 pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    fields.only(&[COMMON, &["prompt", "system", "raw", "suffix", "template", "context", "images"]])?;
-    for field in ["suffix", "template", "context", "images"] {
-        let is_empty = |value: &Json| value == "" || value.as_array().is_some_and(Vec::is_empty);
-        if fields.get(field).is_some_and(|value| !is_empty(value)) {
-            return Err(ApiError::unsupported(field, format!("{field} is not supported")));
-        }
-    }
+    fields.only(&[COMMON, &["prompt", "system", "raw"]])?;
     let common = Common::read(fields, &app)?;
     let prompt = fields.text("prompt")?.unwrap_or_default().to_owned();
     let system = fields.text("system")?.unwrap_or_default().to_owned();
-    let raw = fields.flag("raw")?.unwrap_or(false);
+    let is_raw = fields.flag("raw")?.unwrap_or(false);
     if prompt.is_empty() {
         return only_load(&app, &common, Shape::Generate).await;
     }
@@ -199,11 +208,11 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
     let load = begun.elapsed();
     let has_template = lease.decoder()?.template.is_some();
     let Common { model, streams, options, constraint, thinking, variables, .. } = common;
-    let answers = match raw || !has_template {
+    let answers = match is_raw || !has_template {
         true => {
             let ask = move |decoder: &super::models::Decoder| {
-                let each = vec![GenerateOptions { constraint, ..options }];
-                Ok(vec![Ask { ids: decoder.model().encode(&prompt)?, each, reading: None }])
+                let choices = choices_of(GenerateOptions { constraint, ..options });
+                Ok(vec![Ask { ids: raw(decoder.model(), &prompt)?, choices: Arc::new(choices), reading: None }])
             };
             app.answer(lease, &asked.since, ask).await?
         }
@@ -218,7 +227,7 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
                 thinking,
                 variables,
                 constraint,
-                each: vec![options],
+                choices: choices_of(options),
             };
             app.answer(lease, &asked.since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await?
         }
@@ -237,18 +246,17 @@ pub async fn chat(State(app): State<Arc<App>>, asked: Asked) -> Result<Response,
     }
     let told = |(at, message): (usize, &Json)| chat_message(message, &format!("messages[{at}]"));
     let messages = given.iter().enumerate().map(told).collect::<Result<Vec<_>, ApiError>>()?;
-    let tools = fields.list("tools", "a list of tools")?.unwrap_or_default().iter().enumerate();
-    let tools = tools.map(|(at, tool)| tool_of(tool.get("function"), &format!("tools[{at}].function")));
-    let tools = tools.collect::<Result<Vec<_>, ApiError>>()?;
+    let (tools, notices) = tools_of(fields, &app.limits, |tool| (tool.get("function"), ".function"))?;
     let begun = Instant::now();
     let lease = common.lease(&app).await?;
     let load = begun.elapsed();
     let Common { model, streams, options, constraint, thinking, variables, .. } = common;
-    let each = vec![options];
+    let choices = choices_of(options);
     let conversation =
-        Conversation { messages, tools, choice: None, parallel: true, thinking, variables, constraint, each };
+        Conversation { messages, tools, choice: None, parallel: true, thinking, variables, constraint, choices };
     let answers = app.answer(lease, &asked.since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await?;
-    Told { model, shape: Shape::Chat, since: asked.since.at, load, first: None }.tell(&app, answers, streams).await
+    let told = Told { model, shape: Shape::Chat, since: asked.since.at, load, first: None };
+    Ok(with_notices(told.tell(&app, answers, streams).await?, &notices))
 }
 
 /// A message as Ollama has it: calls have objects as arguments and no ids, thoughts and tools other names.
@@ -401,6 +409,16 @@ fn time() -> String {
     date_time(i64::try_from(now().as_secs()).unwrap_or_default())
 }
 
+/// Written from the numbers themselves, as in OpenAI's interface.
+#[derive(Serialize)]
+struct Embedded<'a> {
+    model: &'a str,
+    embeddings: Vec<Vec<f32>>,
+    total_duration: u64,
+    load_duration: u64,
+    prompt_eval_count: usize,
+}
+
 /// `/api/embed`.
 pub async fn embed(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
@@ -410,13 +428,27 @@ pub async fn embed(State(app): State<Arc<App>>, asked: Asked) -> Result<Response
     let texts =
         texts.ok_or_else(|| fields.wrong("input", &format!("a text or a list of 1 to {} texts", app.limits.texts)))?;
     let texts: Vec<String> = texts.into_iter().map(str::to_owned).collect();
-    if fields.flag("truncate")? == Some(false) {
-        return Err(ApiError::unsupported("truncate", "truncate is false, and longer texts are cut"));
-    }
+    let cuts = fields.flag("truncate")?.unwrap_or(true);
     let keep = keep_of(fields)?;
     let dimensions = fields.whole("dimensions", 1, u64::from(u32::MAX))?;
     let lease = app.models.get(model).await?;
-    let dims = lease.embedder()?.dims();
+    let embedder = lease.embedder()?;
+    let dims = embedder.dims();
+    let texts = match cuts {
+        true => texts,
+        // It takes as long as to encode them.
+        false => {
+            let check = move || match texts.iter().position(|text| embedder.is_cut(text).unwrap_or(false)) {
+                None => Ok(texts),
+                Some(at) => {
+                    let message =
+                        format!("input[{at}] has more than the {} tokens of the model", embedder.max_tokens());
+                    Err(ApiError { message, ..ApiError::invalid("input", None, "") })
+                }
+            };
+            app.prepare(check).await?
+        }
+    };
     if dimensions.is_some_and(|dimensions| dimensions != u64::from(dims)) {
         return Err(ApiError::unsupported(
             "dimensions",
@@ -428,50 +460,57 @@ pub async fn embed(State(app): State<Arc<App>>, asked: Asked) -> Result<Response
     }
     let load = asked.since.at.elapsed();
     let (vectors, n) = vectors_of(&app, lease, &asked.since.trace, texts).await?;
-    Ok(Body(json!({
-        "model": model,
-        "embeddings": vectors,
-        "total_duration": asked.since.at.elapsed().as_nanos() as u64,
-        "load_duration": load.as_nanos() as u64,
-        "prompt_eval_count": n,
-    }))
-    .into_response())
+    let total_duration = asked.since.at.elapsed().as_nanos() as u64;
+    let load_duration = load.as_nanos() as u64;
+    let told = Embedded { model, embeddings: vectors, total_duration, load_duration, prompt_eval_count: n };
+    Ok(Body(told).into_response())
+}
+
+fn format_of(entry: &Entry) -> &'static str {
+    if entry.is_gguf() { "gguf" } else { "safetensors" }
 }
 
 fn entry_told(entry: &Entry) -> Json {
-    let quantisation = match entry.loaded() {
-        Some(Loaded::Decoder(decoder)) => decoder.model().block_types().first().map(ToString::to_string),
-        Some(Loaded::Embedder(embedder)) => embedder.block_types().first().map(ToString::to_string),
-        Some(Loaded::Reranker(reranker)) => reranker.block_types().first().map(ToString::to_string),
-        None => None,
-    };
+    let details = entry.about().map(|about| about.details(format_of(entry)));
+    // Clients show the beginning of a digest, and compare it.
+    let digest = Sha256::digest(format!("{} {}", entry.name(), entry.size_bytes()));
     json!({
         "name": entry.name(),
         "model": entry.name(),
         "modified_at": date_time(i64::try_from(entry.created).unwrap_or_default()),
         "size": entry.size_bytes(),
-        "digest": "",
-        "details": {
-            "parent_model": "", "format": "", "family": "", "families": [], "parameter_size": "",
-            "quantization_level": quantisation.unwrap_or_default(),
-        },
+        "digest": digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>(),
+        "details": details.unwrap_or_else(|| json!({})),
     })
 }
 
 /// `/api/tags`.
-pub async fn tags(State(app): State<Arc<App>>) -> Body<Json> {
-    Body(json!({"models": app.models.entries.iter().map(|entry| entry_told(entry)).collect::<Vec<_>>()}))
+pub async fn tags(State(app): State<Arc<App>>) -> Result<Body<Json>, ApiError> {
+    let of = app.clone();
+    let models = app.prepare(move || Ok(of.models.entries.iter().map(|entry| entry_told(entry)).collect::<Vec<_>>()));
+    Ok(Body(json!({"models": models.await?})))
 }
 
 /// `/api/ps`: those that are loaded.
-pub async fn loaded(State(app): State<Arc<App>>) -> Body<Json> {
-    let told = |entry: &Arc<Entry>| {
-        let plan = entry.loaded()?.plan().unwrap_or_default();
-        let mut told = entry_told(entry);
-        told["size"] = plan.total_bytes().into();
-        Some(told)
-    };
-    Body(json!({"models": app.models.entries.iter().filter_map(told).collect::<Vec<_>>()}))
+pub async fn loaded(State(app): State<Arc<App>>) -> Result<Body<Json>, ApiError> {
+    let of = app.clone();
+    let models = app.prepare(move || {
+        let told = |entry: &Arc<Entry>| {
+            let loaded = entry.loaded()?;
+            let plan = loaded.plan().unwrap_or_default();
+            let mut told = entry_told(entry);
+            told["size"] = plan.total_bytes().into();
+            told["size_vram"] = plan.total_bytes().into();
+            // Where nobody has said how long it stays, it does.
+            told["expires_at"] = date_time(i64::try_from(now().as_secs()).unwrap_or_default() + FOR_EVER).into();
+            if let Loaded::Decoder(decoder) = &loaded {
+                told["context_length"] = decoder.model().context_length().into();
+            }
+            Some(told)
+        };
+        Ok(of.models.entries.iter().filter_map(told).collect::<Vec<_>>())
+    });
+    Ok(Body(json!({"models": models.await?})))
 }
 
 /// `/api/show`.
@@ -483,33 +522,25 @@ pub async fn show(State(app): State<Arc<App>>, asked: Asked) -> Result<Response,
         Some(name) => name,
         None => fields.some_text("name").map_err(|_| fields.wrong("model", "a text"))?,
     };
-    let entry = app.models.find(name)?;
-    let mut told = json!({"details": entry_told(entry)["details"], "model_info": {}, "capabilities": []});
-    match entry.loaded() {
-        Some(Loaded::Decoder(decoder)) => {
-            let templates = &decoder.model().chat_source().templates;
-            told["template"] = templates.first().map(|(_, source)| source.as_str()).unwrap_or_default().into();
-            told["model_info"] = json!({
-                "general.name": decoder.model().name(),
-                "general.context_length": decoder.model().context_length(),
-            });
-            told["capabilities"] = match decoder.template.is_some() {
-                true => json!(["completion", "tools"]),
-                false => json!(["completion"]),
-            };
-        }
-        Some(Loaded::Embedder(embedder)) => {
-            told["model_info"] = json!({"general.name": embedder.name(), "general.embedding_length": embedder.dims()});
-            told["capabilities"] = json!(["embedding"]);
-        }
-        _ => {}
-    }
-    Ok(Body(told).into_response())
+    let entry = app.models.find(name)?.clone();
+    let told = app.prepare(move || {
+        let context_length = match entry.loaded() {
+            Some(Loaded::Decoder(decoder)) => Some(decoder.model().context_length()),
+            _ => None,
+        };
+        let mut told = entry.about().map_or_else(
+            || json!({"details": {}, "model_info": {}, "capabilities": []}),
+            |about| about.shown(format_of(&entry), context_length),
+        );
+        told["modified_at"] = date_time(i64::try_from(entry.created).unwrap_or_default()).into();
+        Ok(told)
+    });
+    Ok(Body(told.await?).into_response())
 }
 
-/// `/api/version`: this program's own.
+/// `/api/version`: the version of Ollama whose interface this is, since clients ask for a least one, and this program's own.
 pub async fn version() -> Body<Json> {
-    Body(json!({"version": env!("CARGO_PKG_VERSION")}))
+    Body(json!({"version": OLLAMA, "tilewright": env!("CARGO_PKG_VERSION")}))
 }
 
 #[cfg(test)]

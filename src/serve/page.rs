@@ -1,23 +1,37 @@
 //! A folder of static files, such as the demo page.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+use std::time::UNIX_EPOCH;
 
-use axum::body::Body;
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
+use hyper::body::{Frame, SizeHint};
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::error::Error;
 
 /// Files of a folder at most.
 const MOST_FILES: usize = 10_000;
 
-/// Headers of each file: pages are isolated from other origins, which threads in a page need, and types are as they are told.
-const HEADERS: [(&str, &str); 4] = [
+/// Bytes of a file that are in memory at a time, for each request.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Headers of each file: pages are isolated from other origins, which threads in a page need, no page of another origin shows
+/// them in a frame (which a policy in the page itself cannot say), and types are as they are told.
+const HEADERS: [(&str, &str); 6] = [
     ("cross-origin-opener-policy", "same-origin"),
     ("cross-origin-embedder-policy", "require-corp"),
+    ("content-security-policy", "frame-ancestors 'self'"),
     ("x-content-type-options", "nosniff"),
     ("cache-control", "no-cache"),
+    ("accept-ranges", "bytes"),
 ];
 
 /// The files that were there when the server began, by their paths in addresses. Nothing else is ever looked for, so no address
@@ -58,16 +72,145 @@ impl Page {
         Ok(Page(files))
     }
 
-    /// The file at a path, if there is one.
-    pub async fn get(&self, path: &str) -> Option<Response> {
-        let file = self.0.get(path)?.clone();
-        let kind = type_of(&file);
-        let bytes = tokio::task::spawn_blocking(move || std::fs::read(file)).await.ok()?.ok()?;
-        let mut response = Response::new(Body::from(bytes));
+    /// The file at a path, if there is one: all of it, the range that is asked for, or that it has not changed (RFC 9110, 13
+    /// and 14). It is read while it is sent.
+    pub async fn get(&self, method: &Method, path: &str, asked: &HeaderMap) -> Option<Response> {
+        let path = self.0.get(path)?.clone();
+        let kind = type_of(&path);
+        let opened = spawn_blocking(move || {
+            let file = File::open(path)?;
+            let about = file.metadata()?;
+            Ok::<_, io::Error>((file, about))
+        });
+        let (file, about) = opened.await.ok()?.ok()?;
+        let len = about.len();
+        // A file that is written anew has another time, or another length.
+        let time = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+        let tag = format!("\"{len:x}-{:x}\"", time.as_nanos());
+        let says = |name| asked.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+
+        let mut response = Response::new(Body::empty());
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.extend(HEADERS.map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))));
+        headers.insert(header::ETAG, HeaderValue::from_str(&tag).ok()?);
+        let is_kept =
+            |tags: &str| tags.split(',').map(str::trim).any(|own| own == "*" || own.trim_start_matches("W/") == tag);
+        if says(header::IF_NONE_MATCH).is_some_and(is_kept) {
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            return Some(response);
+        }
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        // A range of another version of the file would be a part of something else. A date is never the tag.
+        let is_same = says(header::IF_RANGE).is_none_or(|own| own == tag);
+        let asked_for = says(header::RANGE).filter(|_| is_same && *method == Method::GET);
+        let (status, range) = match asked_for.and_then(|asked| range_of(asked, len)) {
+            None => (StatusCode::OK, 0..len),
+            Some(Some(range)) => {
+                let told = format!("bytes {}-{}/{len}", range.start, range.end - 1);
+                headers.insert(header::CONTENT_RANGE, HeaderValue::from_str(&told).ok()?);
+                (StatusCode::PARTIAL_CONTENT, range)
+            }
+            Some(None) => {
+                headers.insert(header::CONTENT_RANGE, HeaderValue::from_str(&format!("bytes */{len}")).ok()?);
+                *response.status_mut() = StatusCode::RANGE_NOT_SATISFIABLE;
+                return Some(response);
+            }
+        };
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(range.end - range.start));
+        *response.status_mut() = status;
+        if *method == Method::GET {
+            *response.body_mut() =
+                Body::new(Pieces { left: range.end - range.start, at: range.start, next: Next::File(file) });
+        }
         Some(response)
+    }
+}
+
+/// The bytes that a `Range` asks for; within it `None` if the file has none of them. `None` for what is no single range of bytes,
+/// which is as if nothing was asked for.
+fn range_of(asked: &str, len: u64) -> Option<Option<Range<u64>>> {
+    let (unit, asked) = asked.split_once('=')?;
+    let (first, last) = asked.trim().split_once('-').filter(|_| unit.trim().eq_ignore_ascii_case("bytes"))?;
+    let number = |text: &str| match text.bytes().all(|b| b.is_ascii_digit()) && !text.is_empty() {
+        // Beyond all files are those that no number holds, too.
+        true => Some(text.parse().unwrap_or(u64::MAX)),
+        false => None,
+    };
+    let range = match (first, last) {
+        ("", last) => len.saturating_sub(number(last)?)..len,
+        (first, "") => number(first)?..len,
+        (first, last) => {
+            let (first, last) = (number(first)?, number(last)?);
+            if last < first {
+                return None;
+            }
+            first..len.min(last.saturating_add(1))
+        }
+    };
+    Some(Some(range).filter(|range| range.start < range.end))
+}
+
+/// A part of a file, piece by piece: the next one is read when the one before has room in the connection.
+struct Pieces {
+    left: u64,
+    at: u64,
+    next: Next,
+}
+
+enum Next {
+    File(File),
+    Reading(JoinHandle<io::Result<(File, Vec<u8>)>>),
+    /// It could not be read.
+    Nothing,
+}
+
+fn read(mut file: File, at: u64, n: usize) -> io::Result<(File, Vec<u8>)> {
+    let mut piece = vec![0; n];
+    file.seek(SeekFrom::Start(at))?;
+    // A file that has become shorter is an error: its length is told already.
+    file.read_exact(&mut piece)?;
+    Ok((file, piece))
+}
+
+impl hyper::body::Body for Pieces {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        loop {
+            let this = &mut *self;
+            match std::mem::replace(&mut this.next, Next::Nothing) {
+                Next::File(file) if this.left > 0 => {
+                    let (at, n) = (this.at, this.left.min(PIECE_BYTES as u64) as usize);
+                    this.next = Next::Reading(spawn_blocking(move || read(file, at, n)));
+                }
+                Next::Reading(mut reading) => {
+                    let read = match pin!(&mut reading).poll(context) {
+                        Poll::Ready(read) => read.unwrap_or_else(|panic| Err(io::Error::other(panic))),
+                        Poll::Pending => {
+                            this.next = Next::Reading(reading);
+                            return Poll::Pending;
+                        }
+                    };
+                    let (file, piece) = match read {
+                        Ok(read) => read,
+                        Err(error) => return Poll::Ready(Some(Err(error))),
+                    };
+                    let n = piece.len() as u64;
+                    (this.left, this.at, this.next) = (this.left - n, this.at + n, Next::File(file));
+                    return Poll::Ready(Some(Ok(Frame::data(piece.into()))));
+                }
+                Next::File(_) | Next::Nothing => return Poll::Ready(None),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left)
     }
 }
 
@@ -84,5 +227,59 @@ fn type_of(file: &Path) -> &'static str {
         "ico" => "image/x-icon",
         "txt" | "md" => "text/plain; charset=utf-8",
         _ => "application/octet-stream",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_those_of_the_standard() {
+        let known: [(&str, Option<Option<Range<u64>>>); 16] = [
+            ("bytes=0-0", Some(Some(0..1))),
+            ("bytes=2-5", Some(Some(2..6))),
+            ("Bytes=2-", Some(Some(2..10))),
+            ("bytes=-3", Some(Some(7..10))),
+            ("bytes=-99", Some(Some(0..10))),
+            ("bytes=9-99999999999999999999999", Some(Some(9..10))),
+            ("bytes=10-", Some(None)),
+            ("bytes=99999999999999999999999-", Some(None)),
+            ("bytes=-0", Some(None)),
+            ("bytes=5-2", None),
+            ("bytes=0-1,4-5", None),
+            ("bytes=a-b", None),
+            ("bytes=--1", None),
+            ("bytes=-", None),
+            ("lines=0-1", None),
+            ("bytes", None),
+        ];
+        for (asked, range) in known {
+            assert_eq!(range_of(asked, 10), range, "{asked}");
+        }
+        assert_eq!(range_of("bytes=0-", 0), Some(None));
+    }
+
+    /// So much is read as was taken, whatever the length of the file.
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_file_is_read_as_it_is_taken() {
+        use http_body_util::BodyExt;
+
+        let folder = std::env::temp_dir().join(format!("tilewright-page-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        // It has holes only, and takes no room.
+        let len = 1 << 40;
+        File::create(folder.join("large.gguf")).unwrap().set_len(len).unwrap();
+        let page = Page::open(&folder).unwrap();
+        let response = page.get(&Method::GET, "/large.gguf", &HeaderMap::new()).await.unwrap();
+        let mut body = response.into_body();
+        assert_eq!(body.size_hint().exact(), Some(len));
+        for n_taken in 1..=3 {
+            let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
+            assert_eq!(frame.len(), PIECE_BYTES);
+            assert_eq!(body.size_hint().exact(), Some(len - n_taken * PIECE_BYTES as u64));
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

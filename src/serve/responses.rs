@@ -10,9 +10,10 @@ use serde_json::{Map, Value as Json, json};
 use super::answers::{Answers, CallIds, Delta, End, Said, Used};
 use super::app::{App, Asked, Head};
 use super::chat::tokens_told;
-use super::conversation::{Conversation, arguments_of, constraint_of, effort_of, joined, tool_of};
+use super::conversation::{Conversation, arguments_of, constraint_of, effort_of, joined, tools_of, with_notices};
 use super::errors::ApiError;
 use super::fields::Fields;
+use super::limits::Limits;
 use super::sampling::Sampling;
 use super::sse::{Gone, Parts, Style, streamed};
 use crate::answer::ToolCall;
@@ -47,9 +48,9 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     fields.only(&[FIELDS])?;
     let model = fields.some_text("model")?.to_owned();
     let sampling = Sampling::read(fields, &app.limits, &["max_output_tokens"], None)?;
-    let conversation = conversation_of(fields, &sampling)?;
+    let (conversation, notices) = conversation_of(fields, &sampling, &app.limits)?;
     let ids = CallIds::new(conversation.messages.len());
-    let has_logprobs = conversation.each.iter().any(|options| options.logprobs.is_some());
+    let has_logprobs = conversation.choices.options.logprobs.is_some();
     let or = |field: &str, usual: Json| fields.get(field).cloned().unwrap_or(usual);
     let echoed = json!({
         "instructions": fields.get("instructions"),
@@ -62,22 +63,33 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         "temperature": or("temperature", 1.0.into()),
         "text": or("text", json!({"format": {"type": "text"}})),
         "tool_choice": or("tool_choice", "auto".into()),
-        "tools": or("tools", json!([])),
+        "tools": functions_of(fields),
         "top_p": or("top_p", crate::generate::GenerateOptions::default().top_p.into()),
         "truncation": "disabled",
     });
     let answers = app.converse(&model, conversation, &asked.since).await?;
     let told = Told { head: Head::new("resp", &model), echoed, ids, has_logprobs, items: Vec::new() };
-    match sampling.streams {
+    let response = match sampling.streams {
         true => {
             let work = move |parts| Streamed { told, parts, n_sent: 0, open: None }.run(answers);
             streamed(Style::Named, app.limits.keep_alive, work).await
         }
-        false => told.whole(answers).await,
-    }
+        false => told.whole(answers, app.limits.answer_bytes).await,
+    };
+    Ok(with_notices(response?, &notices))
 }
 
-fn conversation_of(fields: Fields<'_>, sampling: &Sampling) -> Result<Conversation, ApiError> {
+/// Of the tools of a request those that are used.
+fn functions_of(fields: Fields<'_>) -> Json {
+    let tools = fields.get("tools").and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
+    tools.iter().filter(|tool| tool["type"] == "function").cloned().collect()
+}
+
+fn conversation_of(
+    fields: Fields<'_>,
+    sampling: &Sampling,
+    limits: &Limits,
+) -> Result<(Conversation, Vec<String>), ApiError> {
     let mut messages = Vec::new();
     if let Some(instructions) = fields.text("instructions")? {
         messages.push(Message::new("system", instructions));
@@ -97,23 +109,9 @@ fn conversation_of(fields: Fields<'_>, sampling: &Sampling) -> Result<Conversati
     }
     let has_logprobs = included.iter().any(|name| *name == INCLUDED[0]);
     let top = fields.whole("top_logprobs", 0, 20)?;
-    let mut each = sampling.each.clone();
-    for options in &mut each {
-        options.logprobs = (has_logprobs || top.is_some_and(|n| n > 0)).then_some(top.unwrap_or(0) as u32);
-    }
-    let mut tools = Vec::new();
-    for (at, tool) in fields.list("tools", "a list of tools")?.unwrap_or_default().iter().enumerate() {
-        let param = format!("tools[{at}]");
-        match tool.get("type").and_then(Json::as_str) {
-            Some("function") => tools.push(tool_of(Some(tool), &param)?),
-            _ => {
-                return Err(ApiError::unsupported(
-                    &param,
-                    format!("{param} is of another type, only functions are supported"),
-                ));
-            }
-        }
-    }
+    let mut choices = sampling.choices.clone();
+    choices.options.logprobs = (has_logprobs || top.is_some_and(|n| n > 0)).then_some(top.unwrap_or(0) as u32);
+    let (tools, notices) = tools_of(fields, limits, |tool| (Some(tool), ""))?;
     let choice =
         fields.get("tool_choice").map(|choice| match choice.as_str().or_else(|| choice.get("name")?.as_str()) {
             Some("auto") if choice.is_string() => Ok(ToolChoice::Auto),
@@ -127,7 +125,7 @@ fn conversation_of(fields: Fields<'_>, sampling: &Sampling) -> Result<Conversati
         None => (None, Map::new()),
     };
     let format = fields.object("text", "an object with a format")?.and_then(|text| text.get("format"));
-    Ok(Conversation {
+    let conversation = Conversation {
         messages,
         tools,
         choice: choice.transpose()?,
@@ -135,8 +133,9 @@ fn conversation_of(fields: Fields<'_>, sampling: &Sampling) -> Result<Conversati
         thinking,
         variables,
         constraint: constraint_of(format.filter(|format| !format.is_null()), "text.format", "/schema")?,
-        each,
-    })
+        choices,
+    };
+    Ok((conversation, notices))
 }
 
 /// Adds an item of an input to the messages. Calls and thoughts belong to the assistant's message that they are next to.
@@ -261,8 +260,8 @@ impl Told {
         json!({"id": id, "type": "function_call", "status": "completed", "call_id": call_id, "name": call.name, "arguments": arguments})
     }
 
-    async fn whole(mut self, mut answers: Answers) -> Result<Response, ApiError> {
-        let (delta, end) = answers.whole().await?.pop().unzip();
+    async fn whole(mut self, mut answers: Answers, most: usize) -> Result<Response, ApiError> {
+        let (delta, end) = answers.whole(most).await?.pop().unzip();
         let delta = delta.unwrap_or_default();
         let status = if end.is_some_and(|end: End| end.is_cut()) { "incomplete" } else { "completed" };
         if !delta.thinking.is_empty() {

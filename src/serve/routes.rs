@@ -3,21 +3,24 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Json as Body;
 use axum::Router;
-use axum::body::{Body as AnyBody, Bytes};
+use axum::body::{Body as AnyBody, Bytes, HttpBody as _};
 use axum::extract::{MatchedPath, Path, Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value as Json, json};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
 
 use super::app::{App, Since};
-use super::connections::AtWork;
+use super::connections::{AtWork, Framing};
 use super::errors::ApiError;
 use super::models::Entry;
 use super::telemetry::ServerSpan;
@@ -64,11 +67,17 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     request.extensions_mut().insert(Since { at: since, trace: span.trace() });
     let endpoint = route.unwrap_or_else(|| OTHER.into());
     let is_ollama = request.uri().path().starts_with("/api/");
+    let framed = check_framing(&request);
+    let is_coded = request.headers().contains_key(header::TRANSFER_ENCODING);
+    if !request.headers().contains_key(header::EXPECT) {
+        let time = app.limits.body_time;
+        request = request.map(|body| AnyBody::new(Whole { body, time, is_over: false }));
+    }
     let at_work = request.extensions().get().cloned();
     let method = request.method().clone();
     let watch = Watch { app: app.clone(), endpoint, method, since, status: None, span, _at_work: at_work };
     let cors = app.guard.cors(request.headers());
-    let checked = app.guard.check_source(request.uri(), request.headers());
+    let checked = framed.and_then(|()| app.guard.check_source(request.uri(), request.headers()));
     let preflight = app.guard.preflight(request.method(), request.headers());
     let checked = checked.and_then(|()| match OPEN.contains(&watch.endpoint.as_str()) || preflight.is_some() {
         true => Ok(()),
@@ -85,7 +94,82 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
         response.headers_mut().remove(header::CONTENT_LENGTH);
     }
     response.headers_mut().extend(cors);
+    if is_coded {
+        // What comes behind such a body is not followed; see `Framing`.
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     watch.answered(response, code)
+}
+
+/// Refuses a body that is not in plain chunks, and one whose length is told twice: another reader, such as a proxy, may take a
+/// part of it for the next request.
+fn check_framing(request: &Request) -> Result<(), ApiError> {
+    let refused = |message: &str| Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_framing", message));
+    let mut codings = request.headers().get_all(header::TRANSFER_ENCODING).iter();
+    let Some(coding) = codings.next() else { return Ok(()) };
+    if request.extensions().get().is_some_and(|framing: &Framing| framing.has_two_lengths) {
+        return refused("the request has both Content-Length and Transfer-Encoding, expected one of them");
+    }
+    match coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") && codings.next().is_none() {
+        true => Ok(()),
+        false => refused("the request's Transfer-Encoding is not supported, expected chunked"),
+    }
+}
+
+/// Bytes of a body that are read although nobody wants them.
+const MOST_UNWANTED: usize = 64 << 20;
+
+/// A request's body. What nobody has read of it is read and dropped, so that a client sees the answer that came before it has
+/// sent all: a connection that is closed with bytes unread takes the answer away.
+struct Whole {
+    body: AnyBody,
+    /// For the rest.
+    time: Duration,
+    is_over: bool,
+}
+
+impl hyper::body::Body for Whole {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        self.is_over |= matches!(frame, Poll::Ready(None | Some(Err(_))));
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        if self.is_over || self.body.is_end_stream() {
+            return;
+        }
+        let (mut body, time) = (std::mem::take(&mut self.body), self.time);
+        let rest = async move {
+            let mut n_read = 0;
+            while let Some(Ok(frame)) = body.frame().await {
+                n_read += frame.data_ref().map_or(0, Bytes::len);
+                if n_read > MOST_UNWANTED {
+                    break;
+                }
+            }
+        };
+        // There is none where the server has ended.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(timeout(time, rest));
+        }
+    }
 }
 
 /// Measures and traces a request until its answer is out, or its client is gone.
@@ -164,12 +248,17 @@ async fn wrong_method(method: Method, path: MatchedPath) -> ApiError {
     ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
-/// Static files, or nothing.
+/// Static files, what Ollama's clients look for at the root, or nothing.
 async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
-    if let Some(page) = app.page.as_ref().filter(|_| matches!(*request.method(), Method::GET | Method::HEAD))
-        && let Some(file) = page.get(request.uri().path()).await
+    let (reads, path) = (matches!(*request.method(), Method::GET | Method::HEAD), request.uri().path());
+    if let Some(page) = app.page.as_ref().filter(|_| reads)
+        && let Some(file) = page.get(request.method(), path, request.headers()).await
     {
         return file;
+    }
+    if reads && path == "/" {
+        // Clients compare it.
+        return "Ollama is running".into_response();
     }
     let message = format!("nothing answers {} at this path", request.method());
     ApiError::refusal(StatusCode::NOT_FOUND, "unknown_url", message).into_response()

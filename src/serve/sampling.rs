@@ -5,8 +5,9 @@ use std::hash::{BuildHasher, RandomState};
 
 use serde_json::Value as Json;
 
+use super::answers::Choices;
 use super::errors::ApiError;
-use super::fields::{Fields, MOST_EXACT};
+use super::fields::Fields;
 use super::limits::Limits;
 use crate::generate::GenerateOptions;
 
@@ -34,8 +35,7 @@ const NO_LIMIT: u64 = (1 << 31) - 1;
 
 /// What a request asks of its answers.
 pub struct Sampling {
-    /// Of each answer: they differ in their seeds alone.
-    pub each: Vec<GenerateOptions>,
+    pub choices: Choices,
     pub streams: bool,
     pub with_usage: bool,
 }
@@ -50,7 +50,7 @@ impl Sampling {
         usual: Option<u64>,
     ) -> Result<Sampling, ApiError> {
         let n = fields.whole("n", 1, limits.choices as u64)?.unwrap_or(1);
-        let seed = fields.whole("seed", 0, MOST_EXACT + 1 - n)?;
+        let seed = fields.seed("seed")?;
         let limit = limits.max_tokens.map_or(NO_LIMIT, |most| most as u64);
         let mut asked = None;
         for name in max_tokens {
@@ -65,7 +65,7 @@ impl Sampling {
         let number = |field, least, most, usual: f32| {
             Ok::<f32, ApiError>(fields.number(field, least, most)?.map_or(usual, |number| number as f32))
         };
-        let common = GenerateOptions {
+        let options = GenerateOptions {
             max_tokens: asked.or(usual).unwrap_or(NO_LIMIT).min(limit) as usize,
             temperature: number("temperature", 0.0, 2.0, 1.0)?,
             top_p: number("top_p", 0.0, 1.0, usual_options.top_p)?,
@@ -78,33 +78,29 @@ impl Sampling {
             stop: stops(fields, "stop", limits)?,
             ..usual_options
         };
-        common.check()?;
+        options.check()?;
         fields.text("user")?;
         let streams = fields.flag("stream")?.unwrap_or(false);
-        let stream_options = fields.object("stream_options", "an object")?;
-        let with_usage = match stream_options {
-            Some(options) => {
-                let options = Fields::within(options, "stream_options.");
-                options.only(&[&["include_usage", "include_obfuscation"]])?;
-                if options.flag("include_obfuscation")? == Some(true) {
+        let with_usage = match fields.object("stream_options", "an object")? {
+            Some(asked) => {
+                let asked = Fields::within(asked, "stream_options.");
+                asked.only(&[&["include_usage", "include_obfuscation"]])?;
+                if asked.flag("include_obfuscation")? == Some(true) {
                     let name = "stream_options.include_obfuscation";
                     return Err(ApiError::unsupported(name, format!("{name} is not supported")));
                 }
-                options.flag("include_usage")?.unwrap_or(false)
+                asked.flag("include_usage")?.unwrap_or(false)
             }
             None => false,
         };
-        let each = (0..n).map(|at| {
-            let seed = seed.map_or_else(random, |seed| seed + at);
-            GenerateOptions { seed, ..common.clone() }
-        });
-        Ok(Sampling { each: each.collect(), streams, with_usage })
+        let seeds = (0..n).map(|at| seed.map_or_else(random, |seed| seed.wrapping_add(at))).collect();
+        Ok(Sampling { choices: Choices { options, seeds }, streams, with_usage })
     }
 }
 
 /// A seed that nobody has named.
 pub fn random() -> u64 {
-    RandomState::new().hash_one(std::time::SystemTime::now()) & MOST_EXACT
+    RandomState::new().hash_one(std::time::SystemTime::now())
 }
 
 /// Stop texts.
@@ -113,9 +109,13 @@ pub fn stops(fields: Fields<'_>, field: &str, limits: &Limits) -> Result<Vec<Str
         return Ok(Vec::new());
     }
     let stops = fields.texts(field, limits.stops)?.unwrap_or_default();
-    match stops.iter().any(|stop| stop.is_empty()) {
-        true => Err(fields.wrong(field, "a text or a list of texts, none of them empty")),
-        false => Ok(stops.into_iter().map(str::to_owned).collect()),
+    let most = GenerateOptions::MOST_STOP_BYTES;
+    match stops.iter().all(|stop| (1..=most).contains(&stop.len())) {
+        true => Ok(stops.into_iter().map(str::to_owned).collect()),
+        false => {
+            let expected = format!("a text or a list of texts, none of them empty or longer than {most} bytes");
+            Err(fields.wrong(field, &expected))
+        }
     }
 }
 

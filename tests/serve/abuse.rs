@@ -29,7 +29,7 @@ fn is_alive(server: &Running) {
 }
 
 #[test]
-fn slow_clients_are_cut_off() {
+pub fn slow_clients_are_cut_off() {
     let server = tight();
     // Nothing, a header that does not end, and an idle connection that had an answer.
     let mut silent = Connection::open(server.address);
@@ -54,7 +54,7 @@ fn slow_clients_are_cut_off() {
 }
 
 #[test]
-fn who_reads_nothing_is_cut_off() {
+pub fn who_reads_nothing_is_cut_off() {
     let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-unread");
     std::fs::create_dir_all(&folder).unwrap();
     // More than sockets hold.
@@ -77,7 +77,7 @@ fn who_reads_nothing_is_cut_off() {
 }
 
 #[test]
-fn large_headers_and_bodies_are_refused() {
+pub fn large_headers_and_bodies_are_refused() {
     let server = tight();
     let long = "x".repeat(1 << 20);
     let many: Vec<(String, &str)> = (0..10_000).map(|at| (format!("x-{at}"), "1")).collect();
@@ -118,6 +118,35 @@ fn large_headers_and_bodies_are_refused() {
     is_alive(&server);
 }
 
+/// A body whose length another reader sees otherwise is refused, and nothing behind it is a request.
+#[test]
+fn bodies_of_two_lengths_are_refused() {
+    let server = tight();
+    let (length, coding) = (("content-length", "5"), ("transfer-encoding", "chunked"));
+    let hidden = [b"0\r\n\r\n".to_vec(), request("GET", "/health", &[], b"")].concat();
+    for headers in [
+        &[JSON, length, coding][..],
+        &[JSON, coding, length],
+        &[JSON, ("transfer-encoding", "gzip, chunked")],
+        &[JSON, ("transfer-encoding", "gzip"), coding],
+        &[JSON, ("transfer-encoding", "chunked, gzip")],
+    ] {
+        let mut connection = Connection::open(server.address);
+        // One that is in order stands before it.
+        connection.write(&request("POST", "/v1/completions", &[JSON], b"[]"));
+        connection.write(&request("POST", "/v1/completions", headers, &hidden));
+        let first = connection.answer();
+        assert_eq!((first.status, &first.json()["error"]["code"]), (400, &json!("invalid_value")), "{headers:?}");
+        let second = connection.head();
+        assert_eq!((second.status, second.header("connection")), (400, Some("close")), "{headers:?}");
+        is_alive(&server);
+    }
+    let mut connection = Connection::open(server.address);
+    connection.write(&request("POST", "/v1/completions", &[JSON, coding], &hidden));
+    assert_eq!(connection.answer().json()["error"]["code"], json!("invalid_json"));
+    assert!(connection.is_closed(), "what comes behind chunks is another connection's");
+}
+
 #[test]
 fn other_protocols_are_refused() {
     let server = tight();
@@ -147,7 +176,7 @@ fn at_work(server: &Running) -> Connection {
 }
 
 #[test]
-fn connections_that_wait_for_their_clients_make_room() {
+pub fn connections_that_wait_for_their_clients_make_room() {
     let server = own(|_, options| options.limits = Limits { connections: 4, ..Limits::default() });
     let ask = || get(server.address, "/health").status;
     let mut busy = at_work(&server);
@@ -181,7 +210,7 @@ fn connections_that_wait_for_their_clients_make_room() {
 }
 
 #[test]
-fn bodies_have_a_limit_in_common() {
+pub fn bodies_have_a_limit_in_common() {
     const KIB: usize = 1 << 10;
     let server = own(|_, options| {
         options.limits = Limits { body_bytes: 256 * KIB, bodies_bytes: 256 * KIB, ..Limits::default() };
@@ -232,7 +261,7 @@ fn bombs_in_chunks_are_refused() {
 }
 
 #[test]
-fn a_full_queue_is_told_at_once() {
+pub fn a_full_queue_is_told_at_once() {
     let server = own(|engine, _| (engine.max_sequences, engine.max_queued) = (1, 1));
     // Many long texts, of which the engine always has one at work and one that waits.
     let busy = at_work(&server);

@@ -10,9 +10,10 @@ use serde_json::{Value as Json, json};
 use tilewright::chat::{ChatOptions, ChatTemplate, Message};
 use tilewright::engine::EngineOptions;
 use tilewright::serve::{Decoder, KeepOptions, Loaded, ModelSpec, ServerOptions};
+use tilewright::tokenizer::EncodeOptions;
 use tilewright::{Device, GenerateOptions, LoadOptions, Model};
 
-use super::client::{done, get, post};
+use super::client::{done, get, post, send};
 use super::common::{block_on, collect};
 use super::server::{embedder, load_story, own, reranker, shared, start};
 
@@ -139,6 +140,164 @@ fn texts_are_continued_from_texts_and_tokens() {
     assert!(tokens.iter().all(|token| *token == tokens[0]), "{tokens:?}");
 }
 
+/// A prompt that no template makes has its control tokens, as with llama.cpp's server and Ollama's `raw`; a message never has.
+#[test]
+fn raw_prompts_have_control_tokens_and_messages_have_none() {
+    let text = "<s>Once</s>upon<s> a time";
+    let model = Model::builtin(&Device::cpu()).unwrap();
+    let encode = |parse_special| {
+        let options = EncodeOptions { add_special: true, parse_special };
+        model.tokenizer().unwrap().encode_with(text, options).unwrap().len()
+    };
+    let (raw, plain) = (encode(true), encode(false));
+    assert!(raw < plain);
+    let asked = json!({"model": "story", "prompt": text, "max_tokens": 1});
+    let told = done(shared(), "/v1/completions", asked).json();
+    assert_eq!(told["usage"]["prompt_tokens"], json!(raw));
+    for model in ["story", "plain"] {
+        let raw_too = model == "story";
+        let asked =
+            json!({"model": model, "prompt": text, "raw": raw_too, "stream": false, "options": {"num_predict": 1}});
+        assert_eq!(done(shared(), "/api/generate", asked).json()["prompt_eval_count"], json!(raw), "{model}");
+    }
+    let template = ChatTemplate::known("chatml").unwrap();
+    let tokenizer = model.tokenizer().unwrap();
+    let n = template.encode(tokenizer, &[Message::new("user", text)], &ChatOptions::default()).unwrap().len();
+    assert!(n > plain);
+    let messages = json!([{"role": "user", "content": text}]);
+    let asked = json!({"model": "story", "messages": messages, "max_tokens": 1});
+    assert_eq!(done(shared(), "/v1/chat/completions", asked).json()["usage"]["prompt_tokens"], json!(n));
+    let asked = json!({"model": "story", "prompt": text, "stream": false, "options": {"num_predict": 1}});
+    assert_eq!(done(shared(), "/api/generate", asked).json()["prompt_eval_count"], json!(n));
+}
+
+#[test]
+fn seeds_are_any_whole_number_of_64_bits() {
+    let text = |seed: Json| {
+        let asked = json!({"model": "plain", "prompt": PROMPT, "max_tokens": 12, "seed": seed});
+        done(shared(), "/v1/completions", asked).json()["choices"][0]["text"].clone()
+    };
+    let drawn = |seed: u64| json!(told(false, &drawn(seed)).0);
+    // The ends of the range as OpenAI's description writes them, and neighbours that are one number in 53 bits.
+    for (seed, own) in [
+        (json!(-1), -1i64 as u64),
+        (json!(i64::MIN), i64::MIN as u64),
+        (json!(i64::MAX), i64::MAX as u64),
+        (json!(-9223372036854776000.0), i64::MIN as u64),
+        (json!(9223372036854776000u64), 9223372036854776000),
+        (json!((1u64 << 53) + 1), (1 << 53) + 1),
+        (json!(7.0), 7),
+    ] {
+        assert_eq!(text(seed.clone()), drawn(own), "{seed}");
+    }
+    let near: Vec<Json> = (0..4).map(|more| text(json!((1u64 << 60) + more))).collect();
+    assert!(near.iter().any(|text| *text != near[0]), "{near:?}");
+    let two = json!({"model": "plain", "prompt": PROMPT, "max_tokens": 12, "seed": -1, "n": 2});
+    let two = done(shared(), "/v1/completions", two).json();
+    assert_eq!((&two["choices"][0]["text"], &two["choices"][1]["text"]), (&drawn(u64::MAX), &drawn(0)));
+    let ollama = |seed: Json| {
+        let options = json!({"seed": seed, "num_predict": 12, "temperature": 1.0});
+        let asked = json!({"model": "plain", "prompt": PROMPT, "raw": true, "stream": false, "options": options});
+        done(shared(), "/api/generate", asked).json()["response"].clone()
+    };
+    assert_eq!(ollama(json!((1u64 << 53) + 1)), drawn((1 << 53) + 1));
+    assert_eq!(ollama(json!(-2)), drawn(-2i64 as u64));
+    assert!(ollama(json!(-1)).is_string());
+}
+
+/// The token that ends a text is none of its tokens, also where it completes one that ends within a character.
+#[test]
+fn the_token_that_ends_a_text_is_not_told() {
+    let model = Model::builtin(&Device::cpu()).unwrap();
+    let tokenizer = model.tokenizer().unwrap();
+    let first_byte = tokenizer.encode("\u{1F600}", false).unwrap().into_iter();
+    let byte = first_byte.map(|id| (id, tokenizer.token_bytes(id).unwrap_or_default().to_vec()));
+    let (byte, _) = byte.into_iter().find(|(_, bytes)| bytes == &[0xf0]).expect("it is a token of a byte");
+    let mut n_seen = 0;
+    for (path, is_chat) in [("/v1/completions", false), ("/v1/chat/completions", true)] {
+        for (seed, bias) in [80, 84, 88, 92, 96, 98].into_iter().flat_map(|bias| (0..3).map(move |seed| (seed, bias))) {
+            // Either of the two at each step; which biases make them alike is the model's to say.
+            let mut asked = json!({
+                "model": "story", "max_tokens": 8, "seed": seed, "temperature": 2, "top_k": 2, "top_p": 1, "min_p": 0,
+                "logit_bias": {byte.to_string(): 90, "2": bias},
+            });
+            match is_chat {
+                true => (asked["messages"], asked["logprobs"]) = (messages(), true.into()),
+                false => (asked["prompt"], asked["logprobs"]) = (PROMPT.into(), 0.into()),
+            }
+            let whole = done(shared(), path, asked.clone()).json();
+            let choice = &whole["choices"][0];
+            let n_told = match is_chat {
+                true => choice["logprobs"]["content"].as_array().unwrap().len(),
+                false => choice["logprobs"]["tokens"].as_array().unwrap().len(),
+            };
+            let n = whole["usage"]["completion_tokens"].as_u64().unwrap() as usize;
+            let ends = choice["finish_reason"] == "stop";
+            assert_eq!(n_told, n - usize::from(ends), "{path}: {whole}");
+            n_seen += usize::from(ends && n > 1);
+            asked["stream"] = true.into();
+            let chunks = done(shared(), path, asked).events();
+            let list = if is_chat { "/choices/0/logprobs/content" } else { "/choices/0/logprobs/tokens" };
+            let told = chunks.iter().filter_map(|chunk| chunk.pointer(list)?.as_array());
+            assert_eq!(told.map(Vec::len).sum::<usize>(), n_told, "{path}: {chunks:?}");
+        }
+    }
+    assert!(n_seen > 0, "none ended within a character");
+}
+
+/// What a server cannot do is left out where the rest can be done, and the answer says so.
+#[test]
+fn tools_of_other_types_are_left_out_with_a_notice() {
+    let function = |flat: bool| match flat {
+        true => json!({"type": "function", "name": "sun", "parameters": sun()["parameters"]}),
+        false => json!({"type": "function", "function": sun()}),
+    };
+    for streams in [false, true] {
+        let tools = json!([{"type": "web_search"}, function(true), {"type": "custom", "name": "x"}]);
+        let asked =
+            json!({"model": "story", "input": PROMPT, "tools": tools, "max_output_tokens": 4, "stream": streams});
+        let answer = done(shared(), "/v1/responses", asked);
+        let notices: Vec<&str> = answer
+            .headers
+            .iter()
+            .filter(|(name, _)| name == "x-tilewright-notice")
+            .map(|(_, value)| value.as_str())
+            .collect();
+        assert_eq!(notices.len(), 2, "{answer:?}");
+        assert!(notices[0].starts_with("tools[0] ") && notices[1].starts_with("tools[2] "), "{notices:?}");
+        if !streams {
+            assert_eq!(answer.json()["tools"], json!([function(true)]));
+        }
+    }
+    let tools = json!([function(false), {"type": "custom", "custom": {"name": "x"}}]);
+    let asked = json!({"model": "story", "messages": messages(), "tools": tools, "max_tokens": 4});
+    assert!(
+        done(shared(), "/v1/chat/completions", asked).header("x-tilewright-notice").unwrap().starts_with("tools[1] ")
+    );
+    let asked = json!({"model": "story", "input": PROMPT, "tools": [{"type": "web_search"}]});
+    assert_eq!(post(shared(), "/v1/responses", &asked).json()["error"]["param"], json!("tools[0]"));
+}
+
+/// Calls without arguments come back as clients keep them.
+#[test]
+fn no_arguments_are_an_empty_object() {
+    for arguments in ["", " ", "{}"] {
+        let call = json!({"id": "c1", "type": "function", "function": {"name": "t", "arguments": arguments}});
+        let messages = json!([
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "5"},
+        ]);
+        done(shared(), "/v1/chat/completions", json!({"model": "story", "messages": messages, "max_tokens": 1}));
+        let input = json!([
+            {"role": "user", "content": "hi"},
+            {"type": "function_call", "call_id": "c1", "name": "t", "arguments": arguments},
+            {"type": "function_call_output", "call_id": "c1", "output": "5"},
+        ]);
+        done(shared(), "/v1/responses", json!({"model": "story", "input": input, "max_output_tokens": 1}));
+    }
+}
+
 fn sun() -> Json {
     json!({
         "name": "sun",
@@ -188,13 +347,15 @@ fn tools_are_called_by_their_schemas_and_answers_match_theirs() {
 
     for format in [
         json!({"type": "json_schema", "json_schema": {"name": "sun", "strict": true, "schema": sun()["parameters"]}}),
+        json!({"type": "json_object", "schema": sun()["parameters"]}),
+        json!({"type": "json_object", "schema": {}}),
         json!({"type": "json_object"}),
     ] {
         let asked =
             json!({"model": "story", "messages": messages(), "seed": 3, "max_tokens": 100, "response_format": format});
         let answer = done(shared(), "/v1/chat/completions", asked).json();
         let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
-        match format["type"] == "json_schema" {
+        match format["type"] == "json_schema" || format["schema"]["type"] == "object" {
             true => assert!(is_call(&serde_json::from_str(text).unwrap()), "{text}"),
             false => assert!(text.starts_with('{'), "{text}"),
         }
@@ -383,16 +544,47 @@ fn ollamas_clients_are_answered() {
     let tags = get(shared(), "/api/tags").json();
     let names: Vec<&Json> = tags["models"].as_array().unwrap().iter().map(|model| &model["name"]).collect();
     assert_eq!(json!(names), json!(["story", "plain", "nomic", "bert"]));
-    assert!(get(shared(), "/api/version").json()["version"].is_string());
+    // As editors look for a server and its models: they want a version, a context length by the architecture's name, and tools.
+    for method in ["GET", "HEAD"] {
+        let root = send(shared(), method, "/", &[], b"");
+        let text = if method == "GET" { "Ollama is running" } else { "" };
+        assert_eq!((root.status, root.text().as_str()), (200, text));
+    }
+    let version = get(shared(), "/api/version").json()["version"].as_str().unwrap().to_owned();
+    let numbers: Vec<u32> = version.split('.').map(|number| number.parse().unwrap()).collect();
+    assert!(numbers.as_slice() >= [0, 6, 4].as_slice() && numbers.len() == 3, "{version}");
     let shown = done(shared(), "/api/show", json!({"model": "nomic"})).json();
     assert_eq!(shown["capabilities"], json!(["embedding"]));
+    let architecture = shown["model_info"]["general.architecture"].as_str().unwrap();
+    let length = format!("{architecture}.embedding_length");
+    assert_eq!(shown["model_info"][length], json!(embedder().unwrap().dims()), "{shown}");
+    let shown = done(shared(), "/api/show", json!({"model": "story:latest"})).json();
+    let info = &shown["model_info"];
+    assert_eq!(
+        (&info["general.architecture"], &info["llama.context_length"]),
+        (&json!("llama"), &json!(512)),
+        "{shown}"
+    );
+    assert_eq!((&shown["details"]["family"], &shown["details"]["format"]), (&json!("llama"), &json!("gguf")));
+    assert_eq!(shown["capabilities"], json!(["completion", "tools"]));
+    let told = &tags["models"][0];
+    assert_eq!((told["digest"].as_str().unwrap().len(), &told["details"]["family"]), (64, &json!("llama")));
+    // Texts that are not cut, and one that would be.
+    let embed = |text: &str, truncate: bool| {
+        post(shared(), "/api/embed", &json!({"model": "nomic", "input": text, "truncate": truncate}))
+    };
+    assert_eq!((embed("short", false).status, embed("short", true).status), (200, 200));
+    let long = "a word ".repeat(embedder().unwrap().max_tokens() as usize);
+    let refused = embed(&long, false);
+    assert_eq!((refused.status, embed(&long, true).status), (400, 200));
+    assert!(refused.json()["error"].as_str().unwrap().contains("input[0]"));
     assert_eq!(get(shared(), "/api/ps").json()["models"].as_array().unwrap().len(), 4);
     let missing = post(shared(), "/api/chat", &json!({"model": "none", "messages": messages()}));
     assert_eq!((missing.status, missing.json()["error"].is_string()), (404, true));
 }
 
 #[test]
-fn models_are_loaded_and_unloaded() {
+pub fn models_are_loaded_and_unloaded() {
     let loads: Arc<[AtomicUsize; 2]> = Arc::default();
     let spec = |at: usize, name: &str| {
         let loads = loads.clone();

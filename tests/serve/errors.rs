@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 
-use super::client::{get, post, request, send};
+use super::client::{done, get, post, request, send};
 use super::server::shared;
 
 fn is_refused(path: &str, body: Json, status: u16, code: &str, param: Json, says: &str) {
@@ -38,7 +38,9 @@ fn fields_of_chats_are_checked() {
         ("top_p", json!(0), json!("top_p"), "above 0"),
         ("top_k", json!(1u64 << 63), json!("top_k"), "whole number"),
         ("min_p", json!(-1), json!("min_p"), "from 0 to 1"),
-        ("seed", json!(-5), json!("seed"), "whole number"),
+        ("seed", json!(1.5), json!("seed"), "whole number"),
+        ("seed", json!(1e30), json!("seed"), "2^63"),
+        ("seed", json!("7"), json!("seed"), "whole number"),
         ("presence_penalty", json!(3), json!("presence_penalty"), "-2 to 2"),
         ("frequency_penalty", json!(1e300), json!("frequency_penalty"), "-2 to 2"),
         ("max_tokens", json!(-1), json!("max_tokens"), "whole number"),
@@ -60,6 +62,7 @@ fn fields_of_chats_are_checked() {
         ("stream_options", json!(1), json!("stream_options"), "an object"),
         ("stream_options", json!({"include_usage": 1}), json!("stream_options.include_usage"), "true or false"),
         ("top_logprobs", json!(3), json!("top_logprobs"), "logprobs is not true"),
+        ("response_format", json!({"type": "json_object", "schema": 5}), json!("response_format.schema"), "a schema"),
         ("messages", json!("Hi"), json!("messages"), "a list"),
         ("messages", json!([]), json!("messages"), "one message or more"),
         ("messages", json!([5]), json!("messages[0]"), "an object with a role"),
@@ -122,11 +125,136 @@ fn fields_of_chats_are_checked() {
         let tools = with(&base, "tools", tool(json!({"name": "sun"})));
         is_refused("/v1/chat/completions", with(&tools, "tool_choice", choice), 400, "constraint", Json::Null, "moon");
     }
-    // What asks for nothing is no error.
-    for (field, value) in
-        [("audio", Json::Null), ("store", json!(false)), ("n", json!(1.0)), ("metadata", json!({"a": "b"}))]
-    {
-        assert_eq!(post(shared(), "/v1/chat/completions", &with(&base, field, value)).status, 200, "{field}");
+}
+
+/// Each field of the descriptions that OpenAI and Ollama publish, with the value that asks for nothing: the answer is as without it.
+#[test]
+fn what_asks_for_nothing_changes_nothing() {
+    let (format, tools) = (json!({"type": "text"}), json!([]));
+    let of_both = [
+        ("frequency_penalty", json!(0)),
+        ("logit_bias", json!({})),
+        ("max_completion_tokens", json!(2)),
+        ("metadata", json!({"a": "b"})),
+        ("modalities", json!(["text"])),
+        ("n", json!(1.0)),
+        ("presence_penalty", json!(0.0)),
+        ("prompt_cache_key", json!("a")),
+        ("safety_identifier", json!("a")),
+        ("service_tier", json!("auto")),
+        ("service_tier", json!("default")),
+        ("stop", json!([])),
+        ("store", json!(false)),
+        ("stream", json!(false)),
+        ("stream_options", json!({"include_usage": false, "include_obfuscation": false})),
+        ("user", json!("a")),
+    ];
+    let of_chat = [
+        ("audio", Json::Null),
+        ("function_call", json!("auto")),
+        ("functions", json!([])),
+        ("logprobs", json!(false)),
+        ("parallel_tool_calls", json!(true)),
+        ("prediction", Json::Null),
+        ("prompt_cache_retention", json!("in_memory")),
+        ("response_format", format.clone()),
+        ("tool_choice", json!("none")),
+        ("tool_choice", json!("auto")),
+        ("tools", tools.clone()),
+        ("top_logprobs", json!(0)),
+        ("verbosity", json!("medium")),
+        ("web_search_options", Json::Null),
+    ];
+    let of_text = [("best_of", json!(1)), ("echo", json!(false)), ("suffix", json!("")), ("suffix", Json::Null)];
+    let of_responses = [
+        ("background", json!(false)),
+        ("context_management", json!([])),
+        ("conversation", Json::Null),
+        ("include", json!([])),
+        ("max_tool_calls", json!(5)),
+        ("metadata", json!({})),
+        ("parallel_tool_calls", json!(true)),
+        ("previous_response_id", Json::Null),
+        ("prompt", Json::Null),
+        ("prompt_cache_key", json!("a")),
+        ("reasoning", json!({"effort": null, "summary": null})),
+        ("safety_identifier", json!("a")),
+        ("service_tier", json!("auto")),
+        ("store", json!(false)),
+        ("stream_options", json!({"include_obfuscation": false})),
+        ("text", json!({"format": format, "verbosity": "medium"})),
+        ("tool_choice", json!("auto")),
+        ("tools", tools.clone()),
+        ("top_logprobs", json!(0)),
+        ("truncation", json!("disabled")),
+        ("truncation", json!("auto")),
+        ("user", json!("a")),
+    ];
+    let options = [
+        ("frequency_penalty", json!(0)),
+        ("mirostat", json!(0)),
+        ("mirostat_eta", json!(0.1)),
+        ("mirostat_tau", json!(5.0)),
+        ("num_ctx", json!(4096)),
+        ("num_keep", json!(4)),
+        ("numa", json!(false)),
+        ("penalize_newline", json!(true)),
+        ("presence_penalty", json!(0)),
+        ("stop", json!([])),
+        ("tfs_z", json!(1.0)),
+        ("typical_p", json!(1.0)),
+        ("vocab_only", json!(false)),
+    ];
+    let of_ollama = [
+        ("context", json!([])),
+        ("format", json!("")),
+        ("images", json!([])),
+        ("keep_alive", json!("5m")),
+        ("logprobs", json!(false)),
+        ("shift", json!(true)),
+        ("suffix", json!("")),
+        ("system", json!("")),
+        ("template", json!("")),
+        ("think", json!(false)),
+        ("think", Json::Null),
+        ("top_logprobs", json!(0)),
+        ("truncate", json!(true)),
+        ("truncate", json!(false)),
+    ];
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    let text = |answer: &Json| {
+        let texts = ["/choices/0/message/content", "/choices/0/text", "/output/0/content/0/text", "/response"];
+        texts.iter().find_map(|at| answer.pointer(at)).unwrap_or_else(|| panic!("{answer}")).clone()
+    };
+    let alike = |path: &str, base: &Json, fields: Vec<(&str, Json)>| {
+        let alone = text(&done(shared(), path, base.clone()).json());
+        for (field, value) in fields {
+            let answer = post(shared(), path, &with(base, field, value.clone()));
+            assert_eq!(answer.status, 200, "{path} {field}: {value}: {}", answer.text());
+            assert_eq!(text(&answer.json()), alone, "{path} {field}: {value}");
+        }
+    };
+    let chat = json!({"model": "story", "messages": messages, "max_tokens": 2, "temperature": 0});
+    alike("/v1/chat/completions", &chat, of_both.iter().chain(&of_chat).cloned().collect());
+    let prompt = json!({"model": "story", "prompt": "Hi", "max_tokens": 2, "temperature": 0});
+    alike("/v1/completions", &prompt, of_both.iter().chain(&of_text).cloned().collect());
+    let input = json!({"model": "story", "input": "Hi", "max_output_tokens": 2, "temperature": 0});
+    alike("/v1/responses", &input, of_responses.to_vec());
+    let generate =
+        json!({"model": "story", "prompt": "Hi", "stream": false, "options": {"num_predict": 2, "temperature": 0}});
+    alike("/api/generate", &generate, of_ollama.to_vec());
+    let with_options = options.map(|(option, value)| ("options", with(&generate["options"], option, value)));
+    alike("/api/generate", &generate, with_options.to_vec());
+    // What asks for something is not nothing.
+    for (path, base, field, value) in [
+        ("/v1/completions", &prompt, "best_of", json!(2)),
+        ("/v1/completions", &prompt, "suffix", json!("x")),
+        ("/v1/chat/completions", &chat, "modalities", json!(["text", "audio"])),
+        ("/v1/chat/completions", &chat, "verbosity", json!("low")),
+        ("/v1/chat/completions", &chat, "functions", json!([{"name": "f"}])),
+        ("/v1/responses", &input, "previous_response_id", json!("x")),
+    ] {
+        is_refused(path, with(base, field, value), 400, "unsupported_value", json!(field), field);
     }
 }
 
@@ -252,7 +380,7 @@ fn what_is_no_request_is_refused() {
     assert_eq!(told("POST", "/v1/nothing", &json_type, b"{}"), refused(404, "unknown_url"));
     assert_eq!(told("GET", "/v1/models/none", &[], b""), refused(404, "model_not_found"));
     assert_eq!(told("POST", "/v1/models/story", &[], b""), refused(405, "method_not_allowed"));
-    for path in ["/../Cargo.toml", "/%2e%2e/Cargo.toml", "//etc/passwd", "/"] {
+    for path in ["/../Cargo.toml", "/%2e%2e/Cargo.toml", "//etc/passwd"] {
         assert_eq!(told("GET", path, &[], b""), refused(404, "unknown_url"), "{path}");
     }
     assert_eq!(get(shared(), "/v1/models").json()["data"].as_array().unwrap().len(), 4);

@@ -181,3 +181,109 @@ fn a_folder_is_served_and_nothing_beside_it() {
     }
     assert_eq!(get(server.address, "/v1/models").status, 401);
 }
+
+/// Files of a page as downloads of models need them: in parts, compared by their tags, and never whole in memory.
+#[cfg(unix)]
+#[test]
+fn files_are_served_in_ranges() {
+    let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-ranges");
+    std::fs::create_dir_all(&folder).unwrap();
+    let bytes: Vec<u8> = (0..200_000u32).map(|at| (at * 31 >> 5) as u8).collect();
+    std::fs::write(folder.join("a.bin"), &bytes).unwrap();
+    std::fs::write(folder.join("empty.bin"), "").unwrap();
+    // It has holes only, and is more than any memory.
+    std::fs::File::create(folder.join("large.gguf")).unwrap().set_len(1 << 40).unwrap();
+    let server = own(|_, options| options.page = Some(folder.clone()));
+    let ask = |method: &str, path: &str, headers: &[(&str, &str)]| send(server.address, method, path, headers, b"");
+    let whole = ask("GET", "/a.bin", &[]);
+    let tag = whole.header("etag").unwrap().to_owned();
+    assert_eq!((whole.status, &whole.body, whole.header("accept-ranges")), (200, &bytes, Some("bytes")));
+    assert!(whole.header("content-security-policy").unwrap().contains("frame-ancestors"));
+    let head = ask("HEAD", "/a.bin", &[]);
+    assert_eq!((head.status, head.header("content-length"), head.header("etag")), (200, Some("200000"), Some(&*tag)));
+    for (range, from, to) in
+        [("0-0", 0, 1), ("70000-", 70_000, 200_000), ("65535-65536", 65_535, 65_537), ("-9", 199_991, 200_000)]
+    {
+        let range = format!("bytes={range}");
+        for if_range in [None, Some(&*tag)] {
+            let headers: Vec<(&str, &str)> =
+                [Some(("range", &*range)), if_range.map(|tag| ("if-range", tag))].into_iter().flatten().collect();
+            let part = ask("GET", "/a.bin", &headers);
+            let told = format!("bytes {from}-{}/200000", to - 1);
+            assert_eq!((part.status, part.header("content-range")), (206, Some(&*told)), "{range}");
+            assert_eq!(part.body, &bytes[from..to], "{range}");
+        }
+        // Of another version a part is of no use.
+        let other = ask("GET", "/a.bin", &[("range", &range), ("if-range", "\"other\"")]);
+        assert_eq!((other.status, other.body.len()), (200, bytes.len()));
+    }
+    for (path, len) in [("/a.bin", 200_000), ("/empty.bin", 0)] {
+        let none = ask("GET", path, &[("range", "bytes=200000-")]);
+        let told = format!("bytes */{len}");
+        assert_eq!((none.status, none.header("content-range"), none.body.len()), (416, Some(&*told), 0));
+    }
+    assert_eq!(ask("GET", "/a.bin", &[("range", "bytes=0-1,5-6")]).status, 200);
+    for tags in [tag.clone(), format!("\"x\", W/{tag}"), "*".into()] {
+        let same = ask("GET", "/a.bin", &[("if-none-match", &tags), ("range", "bytes=0-1")]);
+        assert_eq!((same.status, same.header("etag"), same.body.len()), (304, Some(&*tag), 0), "{tags}");
+    }
+    assert_eq!(ask("GET", "/a.bin", &[("if-none-match", "\"x\"")]).status, 200);
+    std::fs::write(folder.join("a.bin"), &bytes[1..]).unwrap();
+    let changed = ask("GET", "/a.bin", &[("if-none-match", &tag)]);
+    assert_eq!((changed.status, changed.body.len()), (200, bytes.len() - 1));
+
+    let large = ask("HEAD", "/large.gguf", &[]);
+    assert_eq!((large.status, large.header("content-length")), (200, Some("1099511627776")));
+    let end = ask("GET", "/large.gguf", &[("range", "bytes=-3")]);
+    assert_eq!((end.status, &end.body), (206, &vec![0; 3]));
+    let mut reading = Connection::open(server.address);
+    reading.write(&request("GET", "/large.gguf", &[], b""));
+    assert_eq!(reading.head().header("content-length"), Some("1099511627776"));
+    std::fs::remove_file(folder.join("large.gguf")).unwrap();
+}
+
+/// A certificate that is renewed is served without a restart, and one that cannot be used changes nothing.
+#[test]
+fn certificates_are_read_again_when_they_change() {
+    let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-tls");
+    std::fs::create_dir_all(&folder).unwrap();
+    let (certificate, key) = (folder.join("cert.pem"), folder.join("key.pem"));
+    let text = |name: &str| std::fs::read(format!("{DATA}/{name}")).unwrap();
+    // A byte order mark is none of the text.
+    std::fs::write(&certificate, [b"\xef\xbb\xbf", &*text("cert.pem")].concat()).unwrap();
+    std::fs::write(&key, [b"\xef\xbb\xbf", &*text("key.pem")].concat()).unwrap();
+    let told = Arc::new(std::sync::Mutex::new(String::new()));
+    let server = own(|_, options| {
+        let told = told.clone();
+        options.tls = Some((certificate.clone(), key.clone()));
+        options.tell = Some(Arc::new(move |line: &str| *told.lock().unwrap() += line));
+    });
+    let known: Vec<CertificateDer<'static>> = ["cert.pem", "renewed.pem"]
+        .iter()
+        .map(|name| CertificateDer::from_pem_file(format!("{DATA}/{name}")).unwrap())
+        .collect();
+    let served = || {
+        let mut roots = RootCertStore::empty();
+        known.iter().for_each(|certificate| roots.add(certificate.clone()).unwrap());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
+        let client = ClientConnection::new(config, ServerName::try_from("localhost").unwrap()).unwrap();
+        let mut stream = StreamOwned::new(client, TcpStream::connect(server.address).unwrap());
+        stream.write_all(&request("GET", "/health", &[], b"")).unwrap();
+        let first = stream.conn.peer_certificates().unwrap()[0].clone();
+        known.iter().position(|own| *own == first).unwrap()
+    };
+    assert_eq!(served(), 0);
+    std::fs::write(&key, "no key").unwrap();
+    while told.lock().unwrap().is_empty() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(told.lock().unwrap().contains("tls_key"));
+    assert_eq!(served(), 0);
+    std::fs::write(&certificate, text("renewed.pem")).unwrap();
+    std::fs::write(&key, text("renewed-key.pem")).unwrap();
+    while served() != 1 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value as Json, json};
+use tilewright::load::ModelFile;
 
 use super::client::{done, get};
 
@@ -78,6 +79,28 @@ fn the_program_serves_until_a_signal_and_logs_nothing_of_what_is_said() {
     assert_eq!((&told[0]["endpoint"], &told[0]["status"]), (&json!("/v1/chat/completions"), &json!(200)), "{log}");
     assert_eq!(told.len(), 2, "{log}");
     assert!(!log.contains("secret") && !log.contains(&text), "{log}");
+}
+
+/// What editors ask of a model before they use it, which is not to load it.
+#[test]
+fn models_are_described_before_they_are_loaded() {
+    let program = Program::start(command(&["--port", "0", "--lazy"]));
+    let shown = done(program.address, "/api/show", json!({"model": "stories"})).json();
+    let (info, details) = (&shown["model_info"], &shown["details"]);
+    assert_eq!(
+        (&info["general.architecture"], &info["llama.context_length"]),
+        (&json!("llama"), &json!(512)),
+        "{shown}"
+    );
+    assert!(info["general.parameter_count"].as_u64().unwrap() > 500_000, "{shown}");
+    assert!(details["parameter_size"].as_str().unwrap().ends_with(['K', 'M']), "{shown}");
+    assert!(!details["quantization_level"].as_str().unwrap().is_empty(), "{shown}");
+    let tags = get(program.address, "/api/tags").json();
+    assert_eq!(
+        (&tags["models"][0]["details"], &tags["models"][0]["size"]),
+        (details, &json!(ModelFile::BUILTIN.len()))
+    );
+    assert_eq!(get(program.address, "/health").json()["loaded"], json!(0));
 }
 
 #[test]

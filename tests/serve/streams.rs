@@ -37,7 +37,7 @@ fn a_stream_that_waits_says_that_it_is_alive() {
 }
 
 #[test]
-fn time_ends_a_text() {
+pub fn time_ends_a_text() {
     let server = own(|_, options| options.limits = Limits { answer_time: Duration::ZERO, ..Limits::default() });
     let asked = json!({"model": "story", "prompt": "A", "max_tokens": 400, "logit_bias": {"2": -100}});
     let answer = done(server.address, "/v1/completions", asked).json();
@@ -46,7 +46,7 @@ fn time_ends_a_text() {
 }
 
 #[test]
-fn tokens_have_a_limit_where_the_server_has_one() {
+pub fn tokens_have_a_limit_where_the_server_has_one() {
     let server = own(|_, options| options.limits = Limits { max_tokens: Some(3), ..Limits::default() });
     let asked = json!({"model": "story", "messages": [{"role": "user", "content": "A"}]});
     let answer = done(server.address, "/v1/chat/completions", asked.clone()).json();
@@ -58,7 +58,7 @@ fn tokens_have_a_limit_where_the_server_has_one() {
 }
 
 #[test]
-fn answers_in_progress_come_to_their_ends() {
+pub fn answers_in_progress_come_to_their_ends() {
     let mut server = own(|engine, _| engine.max_sequences = 1);
     let body =
         json!({"model": "story", "prompt": "A", "n": 4, "max_tokens": 200, "stream": true, "logit_bias": {"2": -100}});

@@ -109,6 +109,12 @@ test("a link chooses a model and fills the prompt in; a bad one is told in a sen
   const asked = await routeHub(hub);
   const page = await open(`?${new URLSearchParams({ model: "hf:o/stories:Q4_0", prompt: "Once upon <b>a</b> time" })}`);
   await ready(page);
+  assert.deepEqual(asked, [], "nothing is downloaded before the user has said so");
+  assert.equal(await page.innerText("#model-name"), "Story model");
+  assert.match(await page.innerText(".notice[data-code=link]"), /asks for the model “stories” of Hugging Face/);
+  await page.click(".notice[data-code=link] button >> text=Load it");
+  await page.waitForFunction(() => document.querySelector("#model-name").textContent !== "Story model");
+  await ready(page);
   assert.ok(asked.includes("/o/stories/resolve/main/stories-Q4_0.gguf"), asked.join());
   assert.equal(await page.inputValue("#prompt"), "Once upon <b>a</b> time");
   assert.equal(await page.locator("#output .message").count(), 0, "nothing is sent without the user");

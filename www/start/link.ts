@@ -3,7 +3,7 @@ import { BUILTIN, choiceOfAddress, type ModelChoice } from "../sources.js";
 
 /** What a link asks for. */
 export interface Link {
-  /** A model of Hugging Face, or the built-in one: it is loaded. */
+  /** A model of Hugging Face, which the page loads when the user says so, or the built-in one. */
   choice?: ModelChoice;
   /** An address elsewhere, which the page must not ask for before the user has seen it. */
   address?: string;
