@@ -7,7 +7,7 @@
 // What tests do with these modules beside this.
 #![allow(dead_code, unused_imports)]
 
-#[path = "../tests/formats/allocator.rs"]
+#[path = "../tests/common/allocator.rs"]
 mod allocator;
 #[cfg(feature = "chat")]
 #[path = "../tests/chat/bombs.rs"]

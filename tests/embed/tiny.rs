@@ -12,9 +12,9 @@ use tilewright::kernels::Pooling;
 use tilewright::tokenizer::{Tokenizer, TokenizerConfig};
 use tilewright::{Device, EmbedOptions, Embedder, Error, RerankOptions, Reranker, Tier};
 
+use super::{cosine_distance, fed, in_pieces, names};
 use crate::common::shared::{self, executors};
 use crate::common::{self, References, Rng, block_on, largest_difference};
-use super::{cosine_distance, fed, in_pieces, names};
 
 /// The path of a folder, or of a file in it.
 fn folder(name: &str) -> PathBuf {

@@ -1,9 +1,9 @@
 //! Every published or computed file in the data folder loads, and says what its description says.
 
-use crate::allocator::peak_bytes;
 use super::common;
 use super::data::{self, Reference};
 use super::hostile::memory_limit;
+use crate::allocator::peak_bytes;
 use std::time::{Duration, Instant};
 use tilewright::Error;
 use tilewright::formats::block::dequantize;

@@ -1,8 +1,8 @@
 //! GGUF files that are unusual and valid, and what reading them gives.
 
-use crate::allocator::peak_bytes;
 use super::builder::{ARRAY, BOOL, F32, GgufFile, Rng, STRING, U8, U32, U64, array, entry, tensor, text};
 use super::hostile::memory_limit;
+use crate::allocator::peak_bytes;
 use tilewright::Error;
 use tilewright::formats::gguf::Value;
 use tilewright::formats::{BlockType, Gguf, Parsed};

@@ -8,11 +8,11 @@ use tilewright::formats::{BlockType, Gguf, Parsed, Safetensors, ShardIndex};
 use tilewright::load::ModelFile;
 use tilewright::{Error, LoadOptions, Model, WeightType};
 
-use crate::allocator::measure;
 use super::builder::{GgufFile, json_entry, safetensors};
 use super::hostile::{memory_limit, work_limit};
 use super::kernels::any_target;
 use super::{common, fuzz, inputs, mutate};
+use crate::allocator::measure;
 
 /// Reads, within the bounds on memory and work that refusing a file has.
 fn read<T>(bytes: &[u8], parse: impl FnOnce(&[u8], u64) -> Result<T, Error>) -> Result<T, Error> {

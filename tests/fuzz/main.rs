@@ -5,9 +5,9 @@
 //! tried before, and `TILEWRIGHT_CASE=gguf_parse/17` with one seed, as a failure prints it.
 
 use crate::chat::bombs;
+use crate::common;
 use crate::formats::builder;
 use crate::serve::client;
-use crate::common;
 mod files;
 use crate::formats::hostile;
 #[path = "../kernels/inputs.rs"]

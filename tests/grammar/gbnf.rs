@@ -11,8 +11,8 @@ use tilewright::grammar::{Constraint, Grammars, Next};
 use tilewright::load::vocab_from_gguf;
 use tilewright::tokenizer::{EncodeOptions, Tokenizer};
 
-use crate::common::Rng;
 use super::{is_expression, random_text};
+use crate::common::Rng;
 
 const JSON: &str = r##"# JSON
 root   ::= object

@@ -6,7 +6,7 @@ use tilewright::formats::{BlockType, block};
 use crate::common::Rng;
 
 /// Types of which every case runs.
-pub const EVERY: [WeightType; 8] = [
+const EVERY: [WeightType; 8] = [
     WeightType::F32,
     WeightType::F16,
     WeightType::BF16,

@@ -2,12 +2,10 @@
 //!
 //! A case is named by one line, `matvec/Q8_0/subgroups/t=2,n=65,k=96/student/seed=17`; failures print it, and
 //! `TILEWRIGHT_CASE=<line>` runs it alone (a part of the line runs all cases that contain it).
-//! All cases run with `TILEWRIGHT_FULL` (`scripts/test --full`), in a browser one in twelve. Otherwise one in `SHARE` runs,
-//! chosen by its name, so another one in each tier, and the first of each variant of a kernel, so that each shader compiles
-//! and runs; forms of kernels that compile slowly take turns between tiers. In a browser it is the first of each kernel. A
-//! case of the share that needs another pipeline of a shader that has one makes room for the next that needs none: to compile
-//! them is what takes long. With `TILEWRIGHT_CHECKED=0` (no bounds checks in shaders) other cases are the share, and no first
-//! ones run. `TILEWRIGHT_ROUNDS=n` runs with n seeds.
+//! All cases run with `TILEWRIGHT_FULL` (`scripts/test --full`). Otherwise each executor has `BUDGET`: it runs a case of each
+//! kernel, then one of each of its forms and weight types, and then others, in an order that is drawn anew each time; the seed
+//! that is printed draws the same order again as `TILEWRIGHT_SEED`. A case is the same in whatever order it runs.
+//! `TILEWRIGHT_ROUNDS=n` runs with n seeds of what is computed.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -49,6 +47,7 @@ mod web;
 use std::collections::{BTreeMap, HashSet};
 #[cfg(not(target_arch = "wasm32"))]
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 #[cfg(not(target_arch = "wasm32"))]
@@ -58,38 +57,14 @@ use tilewright::{Bucket, Choice};
 use tilewright::{Device, Tier, WeightType, Workspace, shaders};
 
 use harness::{Case, execute, hash, recorded};
-use inputs::{EVERY, Source};
-use web_time::Instant;
+use inputs::Source;
+use web_time::{Instant, SystemTime};
 
-/// Cases that must have been executed on the GPU's tiers together: with `TILEWRIGHT_FULL`, without, and without first ones.
-const FEWEST: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 200] } else { [12_000, 3000, 2000] };
-/// The same on the CPU.
-const FEWEST_ON_CPU: [usize; 3] = if cfg!(target_arch = "wasm32") { [500, 200, 200] } else { [6000, 1000, 700] };
-/// One case in so many is looked at in a browser.
-const STRIDE: usize = if cfg!(target_arch = "wasm32") { 12 } else { 1 };
-/// One case in so many of those is executed on a GPU, unless `TILEWRIGHT_FULL` is set: with bounds checks, where the first of
-/// each kernel's weight types and the first of each of its forms run as well, and without.
-const SHARE: [u64; 2] = if cfg!(target_arch = "wasm32") { [20, 16] } else { [6, 7] };
-/// The same of the kernels of [`SLOW`], which a browser's software adapter compiles for half a second each, too.
-const SHARE_OF_SLOW: [u64; 2] = if cfg!(target_arch = "wasm32") { [40, 32] } else { [120, 96] };
-/// Kernels that take a software adapter seconds: to compile, with a pipeline for nearly each case, or to run.
-const SLOW: [&str; 13] = [
-    "attention",
-    "expert_down",
-    "expert_gate_up",
-    "expert_matmul",
-    "gate_up",
-    "gate_up_lora",
-    "matmul",
-    "matvec",
-    "matvec_lora",
-    "merge_top",
-    "mol",
-    "rope_kv",
-    "select_top",
-];
-/// The same on the CPU.
-const SHARE_ON_CPU: u64 = if cfg!(target_arch = "wasm32") { 4 } else { 16 };
+/// How long an executor goes on beginning cases beyond one of each kernel. On a software adapter nearly all of it goes to
+/// compiling pipelines.
+const BUDGET: Duration = Duration::from_secs(if cfg!(target_arch = "wasm32") { 12 } else { 40 });
+/// Cases that must have been executed on the GPU's tiers together, and on the CPU, where all are.
+const FEWEST: [usize; 2] = [12_000, 6000];
 /// One case in so many is run `REPEATS` times and must give the same bits each time.
 const REPEATED: usize = 40;
 const REPEATS: usize = 20;
@@ -166,38 +141,6 @@ fn weight_and_form(case: &Case) -> [&str; 2] {
     [weight, form]
 }
 
-/// Whether it is a tier's turn to run the first case of a form of one of the kernels of [`SLOW`], of which each form is
-/// tried in one of the tiers that every adapter has.
-fn is_turn_of_form(tier: Tier, form: &str) -> bool {
-    let of_form = (hash(form) >> 32) % 3;
-    match tier {
-        Tier::Baseline => of_form == 0,
-        Tier::Subgroups => of_form == 1,
-        Tier::Scalar => of_form == 2,
-        Tier::F16 | Tier::Matrix8 | Tier::Matrix16 => true,
-    }
-}
-
-/// The same of the first case of a weight type: the tiles of the `scalar` tier, which compile slowest of all, read blocks
-/// alike in two kernels.
-fn is_turn_of_weight(tier: Tier, kernel: &str, weight: &str) -> bool {
-    let of_weight = (hash(weight) >> 32) % 2;
-    match (tier, kernel) {
-        (Tier::Scalar, "matmul") => of_weight == 0,
-        (Tier::Scalar, "expert_matmul") => of_weight == 1,
-        _ => true,
-    }
-}
-
-/// Whether a case is one of those of which some run where not all do. What unpacks the blocks of a type is the same text in
-/// every kernel, so most types run in three kernels alone, which read blocks in all ways that there are; tiles in half
-/// precision read them as other tiles do.
-fn is_usual(case: &Case, device: &Device) -> bool {
-    let is_plain = weight_of(case).is_none_or(|weight| EVERY.contains(&weight));
-    let reads_all = ["embed", "matmul", "matvec"].contains(&case.kernel) && !is_unchecked();
-    is_plain || (reads_all && !case.is_staged_in_half(device))
-}
-
 /// The pipelines that a case needs: shaders, and the values of their overrides. None if it cannot be recorded, which is to be
 /// seen when it runs.
 fn pipelines_of(device: &Device, case: &Case) -> HashSet<(&'static str, String)> {
@@ -217,11 +160,6 @@ fn filter() -> Option<(String, Option<u64>)> {
     })
 }
 
-/// Whether shaders run without bounds checks.
-fn is_unchecked() -> bool {
-    std::env::var_os("TILEWRIGHT_CHECKED").is_some_and(|value| value == "0")
-}
-
 #[derive(Default)]
 struct Summary {
     executed: usize,
@@ -234,60 +172,58 @@ struct Summary {
 /// How many of a kernel's failures are printed: a broken kernel breaks hundreds of cases.
 const PRINTED: usize = 3;
 
-/// Which of the cases that it is given [`conform`] runs.
-#[derive(Clone, Copy, PartialEq)]
-enum Share {
-    All,
-    /// One in [`SHARE`], [`SHARE_OF_SLOW`] or [`SHARE_ON_CPU`], unless all were asked for.
-    Usual,
+/// What draws the order of cases: the same for all executors of a run.
+fn order_seed() -> u64 {
+    static SEED: OnceLock<u64> = OnceLock::new();
+    *SEED.get_or_init(|| {
+        let asked = std::env::var("TILEWRIGHT_SEED").ok();
+        let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
+        asked.map_or_else(now, |seed| seed.parse().expect("a number for TILEWRIGHT_SEED"))
+    })
 }
 
-/// Runs the cases that the device has shaders for; prints failures and a line for each kernel. Returns the numbers
-/// executed and failed.
-async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize) {
+/// The cases that a device has shaders for, in an order that a seed draws: first one of each kernel, then one of each form and
+/// weight type of a kernel, then all others. With each, whether it is the first of its kernel.
+fn drawn<'a>(device: &Device, cases: &'a [Case], seed: u64) -> Vec<(&'a Case, bool)> {
+    let is_own = |case: &&Case| !device.is_gpu() || is_own(case, device.tier());
+    let mut drawn: Vec<&Case> = cases.iter().filter(is_own).collect();
+    drawn.sort_by_cached_key(|case| hash(&case.name(&seed.to_string(), seed)));
+    let mut seen = HashSet::new();
+    let mut ranked: Vec<(u8, &Case)> = Vec::with_capacity(drawn.len());
+    for case in drawn {
+        let [weight, form] = weight_and_form(case);
+        let is_new_kernel = seen.insert((case.kernel, "", ""));
+        let is_new = seen.insert((case.kernel, weight, "weight")) | seen.insert((case.kernel, form, "form"));
+        ranked.push((if is_new_kernel { 0 } else { 2 - u8::from(is_new) }, case));
+    }
+    ranked.sort_by_key(|&(rank, _)| rank);
+    ranked.into_iter().map(|(rank, case)| (case, rank == 0)).collect()
+}
+
+/// Runs the cases that the device has shaders for: all, or one of each kernel and, in this time, as many others as can be.
+/// Prints failures and a line for each kernel. Returns the numbers executed and failed.
+async fn conform(device: &Device, cases: &[Case], budget: Option<Duration>) -> (usize, usize) {
     let start = Instant::now();
     let executor = if device.is_gpu() { device.tier().name() } else { "cpu" };
     let filter = filter();
-    let takes_all = share == Share::All || common::is_full() || filter.is_some();
-    let is_unchecked = is_unchecked();
-    let mut seen = HashSet::new();
-    // On a GPU: what is compiled, and how many cases of a kernel were passed over because they need more, for which others
-    // are to run.
-    let (mut compiled, mut owed) = (HashSet::new(), BTreeMap::<&str, usize>::new());
+    let budget = budget.filter(|_| !common::is_full() && filter.is_none());
+    let seed = order_seed();
+    let mut compiled = HashSet::new();
     let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
     let mut summaries: BTreeMap<&str, Summary> = BTreeMap::new();
-    for (i, case) in cases.iter().enumerate().step_by(STRIDE) {
-        if device.is_gpu() && !is_own(case, device.tier()) || !takes_all && !is_usual(case, device) {
-            continue;
-        }
-        let [weight, form] = if cfg!(target_arch = "wasm32") { ["", ""] } else { weight_and_form(case) };
-        let is_slow = SLOW.contains(&case.kernel);
-        // In a browser a kernel's first case stands for all of its forms and weight types.
-        let takes_all_firsts = cfg!(target_arch = "wasm32") || !device.is_gpu();
-        let takes_form = takes_all_firsts || !is_slow || is_turn_of_form(device.tier(), form);
-        let takes_weight = takes_all_firsts || is_turn_of_weight(device.tier(), case.kernel, weight);
-        let is_new_weight = seen.insert((case.kernel, weight)) && takes_weight;
-        let is_new = is_new_weight | (seen.insert((case.kernel, form)) && takes_form);
-        let is_first = is_new && !is_unchecked;
-        let share_on_gpu = if is_slow { SHARE_OF_SLOW } else { SHARE };
-        // The upper half of the hash of the name: its lowest bits depend on little of it. Without checks, other cases.
-        let share_of_device = if device.is_gpu() { share_on_gpu[usize::from(is_unchecked)] } else { SHARE_ON_CPU };
-        let is_of_share = (hash(&case.name(executor, 0)) >> 32) % share_of_device == u64::from(is_unchecked);
-        let owed = owed.entry(case.kernel).or_insert(0);
-        let is_due = takes_all || is_first || is_of_share;
-        if !is_due && *owed == 0 {
-            continue;
-        }
-        if !takes_all && device.is_gpu() {
-            let needed = pipelines_of(device, case);
-            let is_new = |label| compiled.iter().all(|&(known, _)| known != label);
-            let may_compile = is_due && (is_first || needed.iter().any(|&(label, _)| is_new(label)));
-            if !may_compile && !needed.is_subset(&compiled) {
-                *owed += usize::from(is_due);
+    for (i, (case, is_first)) in drawn(device, cases, seed).into_iter().enumerate() {
+        if let (Some(budget), false) = (budget, is_first) {
+            if start.elapsed() > budget {
+                break;
+            }
+            // The last third is for cases that need no pipeline that is not there: they are quick.
+            let compiles = start.elapsed() < budget * 2 / 3;
+            if device.is_gpu() && !compiles && !pipelines_of(device, case).is_subset(&compiled) {
                 continue;
             }
-            *owed -= usize::from(!is_due);
-            compiled.extend(needed);
+        }
+        if budget.is_some() && device.is_gpu() {
+            compiled.extend(pipelines_of(device, case));
         }
         let asked = filter.as_ref().and_then(|(_, seed)| *seed);
         for seed in asked.map_or(0..n_seeds, |seed| seed..seed + 1) {
@@ -327,7 +263,7 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
     say!("{executor}: {executed} cases, {failed} failed, in {seconds:.1} s on {} {}", info.name, info.driver);
     let chosen = match compiled.len() {
         0 => String::new(), // all cases ran, or there is nothing to compile
-        n => format!(", {n} pipelines"),
+        n => format!(", {n} pipelines, TILEWRIGHT_SEED={seed}"),
     };
     say!("  largest binding {} bytes{chosen}", limits.max_binding_bytes);
     for (kernel, s) in &summaries {
@@ -338,17 +274,18 @@ async fn conform(device: &Device, cases: &[Case], share: Share) -> (usize, usize
     (executed, failed)
 }
 
-fn judge(executed: usize, failed: usize, fewest: [usize; 3]) {
+/// Fails if a case did, or if fewer were executed where all are.
+fn judge(executed: usize, failed: usize, fewest: usize) {
     assert!(failed == 0, "{failed} of {executed} cases failed; TILEWRIGHT_CASE=<line> runs one");
-    let fewest = fewest[if common::is_full() { 0 } else { 1 + usize::from(is_unchecked()) }];
-    assert!(filter().is_some() || executed >= fewest, "only {executed} cases were executed, of {fewest} at least");
+    let is_all = common::is_full() && filter().is_none();
+    assert!(executed >= if is_all { fewest } else { 1 }, "only {executed} cases were executed, of {fewest} at least");
 }
 
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
 fn cpu_matches_oracle() {
-    let (executed, failed) = common::block_on(conform(&common::cpu(), &all_cases(), Share::Usual));
-    judge(executed, failed, FEWEST_ON_CPU);
+    let (executed, failed) = common::block_on(conform(&common::cpu(), &all_cases(), Some(BUDGET / 2)));
+    judge(executed, failed, FEWEST[1]);
 }
 
 #[cfg(not(target_arch = "wasm32"))]
@@ -357,7 +294,7 @@ fn gpu_matches_oracle() {
     // Small dispatches keep one core busy at most, so each tier has a device and a thread of its own.
     let of_tier = |tier: Tier| {
         let device = shared::gpus_beside_cpu([tier]).pop()?;
-        Some((tier.name(), common::block_on(conform(&device, &all_cases(), Share::Usual))))
+        Some((tier.name(), common::block_on(conform(&device, &all_cases(), Some(BUDGET)))))
     };
     let outcomes: Vec<(&str, (usize, usize))> = std::thread::scope(|scope| {
         let threads = Tier::ALL.map(|tier| scope.spawn(move || of_tier(tier)));
@@ -368,7 +305,7 @@ fn gpu_matches_oracle() {
     }
     let (executed, failed) = outcomes.iter().fold((0, 0), |(e, f), (_, of_tier)| (e + of_tier.0, f + of_tier.1));
     println!("gpu: {executed} cases in tiers {:?}", outcomes.iter().map(|(tier, _)| tier).collect::<Vec<_>>());
-    judge(executed, failed, FEWEST);
+    judge(executed, failed, FEWEST[0]);
 }
 
 /// Everything that a tuner may choose, on a few cases each.
@@ -406,7 +343,7 @@ fn every_choice_matches_oracle() {
         let cases = all_cases().into_iter().filter(|case| kernels.contains(&case.kernel) && few(case));
         let cases: Vec<Case> = cases.skip(i).step_by(share).collect();
         println!("{choice:?}");
-        let of_choice = common::block_on(conform(&device.with_tuning(tuning), &cases, Share::All));
+        let of_choice = common::block_on(conform(&device.with_tuning(tuning), &cases, None));
         (executed, failed) = (executed + of_choice.0, failed + of_choice.1);
     }
     assert!(failed == 0, "{failed} of {executed} cases failed");

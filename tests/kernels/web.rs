@@ -4,7 +4,7 @@ use tilewright::{BrowserAdapter, DType, Device, DeviceChoice, Error, Role, Tenso
 use wasm_bindgen_futures::JsFuture;
 use wasm_bindgen_test::{wasm_bindgen_test, wasm_bindgen_test_configure};
 
-use crate::{FEWEST, FEWEST_ON_CPU, Share, all_cases, conform, judge};
+use crate::{BUDGET, FEWEST, all_cases, conform, judge};
 
 wasm_bindgen_test_configure!(run_in_dedicated_worker);
 
@@ -30,8 +30,8 @@ async fn adapter() -> BrowserAdapter {
 
 #[wasm_bindgen_test]
 async fn cpu_matches_oracle() {
-    let (executed, failed) = conform(&Device::cpu(), &all_cases(), Share::Usual).await;
-    judge(executed, failed, FEWEST_ON_CPU);
+    let (executed, failed) = conform(&Device::cpu(), &all_cases(), Some(BUDGET)).await;
+    judge(executed, failed, FEWEST[1]);
 }
 
 #[wasm_bindgen_test]
@@ -48,10 +48,10 @@ async fn gpu_matches_oracle() {
     let adapter = adapter().await;
     for tier in tiers {
         let device = Device::open(&DeviceChoice::Gpu, Some(&adapter), Some(tier)).await.expect("an adapter");
-        let of_tier = conform(&device, &all_cases(), Share::Usual).await;
+        let of_tier = conform(&device, &all_cases(), Some(BUDGET)).await;
         (executed, failed) = (executed + of_tier.0, failed + of_tier.1);
     }
-    judge(executed, failed, FEWEST);
+    judge(executed, failed, FEWEST[0]);
 }
 
 /// Hands the browser another shader than was meant, until `restore` is called. What the browser knows of the shader

@@ -5,8 +5,8 @@ use std::ops::Range;
 use half::f16;
 use tilewright::kernels::KvType;
 
-use crate::common::{Rng, visible_keys};
 use super::emulation::{Gpu, SIZE, emulated};
+use crate::common::{Rng, visible_keys};
 
 const CAUSAL: u32 = 1;
 const SINKS: u32 = 4;
