@@ -190,13 +190,15 @@ class Harness:
         self.need_adapter()
         binaries = {Path(path).name.split("-")[0]: Path(path).resolve() for path in self.args.tests}
         for name in TESTS:
-            if name in binaries:
-                command = [binaries[name], "--nocapture"]
+            # Kernels have a program of their own; the others are modules of one.
+            program, of_module = ("kernels", []) if name == "kernels" else ("suite", [f"{name}::"])
+            if program in binaries:
+                command = [binaries[program], "--nocapture", *of_module]
             elif binaries:
                 missing[name] = "not among the test binaries given"
                 continue
             else:
-                command = ["cargo", "test", "--locked", "--release", "--test", name, "--", "--nocapture"]
+                command = ["cargo", "test", "--locked", "--release", "--test", program, "--", "--nocapture", *of_module]
             collect(parts, missing, name, lambda: self.test(name, command))
 
     def test(self, name, command):
