@@ -329,7 +329,8 @@ impl AnswerReader {
     }
 
     fn piece(&mut self, tokens: &mut Tokens, id: u32, mut text: &str) -> Result<(), Error> {
-        let decoded = tokens.decoder.push(id)?;
+        // As where texts are generated: an id beyond the vocabulary has no text.
+        let decoded = tokens.decoder.push(id).unwrap_or_default();
         tokens.n_decoded += decoded.len();
         if let Some(&mark) = tokens.marks.get(&id) {
             let name = self.marks.get(mark).map_or("", |mark| mark.0);

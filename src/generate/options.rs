@@ -52,7 +52,8 @@ pub struct GenerateOptions {
     pub logprobs: Option<u32>,
     /// Seed of the draws: the same seed, options and model give the same text on the same device.
     pub seed: u64,
-    /// Texts that end the generation; they are not part of the output.
+    /// Texts that end the generation; they are not part of the output. Up to [`GenerateOptions::MOST_STOPS`], of up to
+    /// [`GenerateOptions::MOST_STOP_BYTES`] each. Of several the one that is complete first counts, and of those the longest.
     pub stop: Vec<String>,
     /// Tokens that end the generation besides those that end a text, such as the one that ends a turn of a chat.
     pub stop_ids: Vec<u32>,
@@ -122,6 +123,12 @@ impl GenerateOptions {
     /// Likeliest tokens that are told at most.
     pub const MOST_LOGPROBS: u32 = 100;
 
+    /// Texts at most that end a generation: each is compared with every byte of the text.
+    pub const MOST_STOPS: usize = 64;
+
+    /// Bytes at most of a text that ends a generation: as many may be held back.
+    pub const MOST_STOP_BYTES: usize = 1024;
+
     /// Always the most likely token, up to `max_tokens`.
     pub fn greedy(max_tokens: usize) -> Self {
         GenerateOptions { max_tokens, temperature: 0.0, ..GenerateOptions::default() }
@@ -171,9 +178,17 @@ impl GenerateOptions {
         for (option, n) in self.guesses() {
             self.check_guesses(option, n, self.has_constraint())?;
         }
-        match self.stop.iter().any(String::is_empty) {
-            false => Ok(()),
-            true => Err(Error::Option { option: "stop", expected: "texts".into(), found: "an empty one".into() }),
+        self.check_stops()
+    }
+
+    fn check_stops(&self) -> Result<(), Error> {
+        let refusal = |expected, found| Err(Error::Option { option: "stop", expected, found });
+        if self.stop.len() > Self::MOST_STOPS {
+            return refusal(format!("at most {} texts", Self::MOST_STOPS), self.stop.len().to_string());
+        }
+        match self.stop.iter().map(String::len).find(|len| !(1..=Self::MOST_STOP_BYTES).contains(len)) {
+            Some(len) => refusal(format!("texts of 1 to {} bytes", Self::MOST_STOP_BYTES), format!("one of {len}")),
+            None => Ok(()),
         }
     }
 

@@ -1,5 +1,7 @@
 //! A text while it is generated: each token completes a piece of it, until something ends it.
 
+use std::collections::HashSet;
+
 use super::generation::{Piece, StopReason};
 use super::guide::TokenGuide;
 use super::held::Held;
@@ -14,7 +16,7 @@ pub(crate) struct Written {
     decoder: Option<StreamDecoder>,
     stop_filter: StopFilter,
     held: Held,
-    eos_ids: Vec<u32>,
+    eos_ids: HashSet<u32>,
     /// Knows what the text may be, if it has to match something.
     guide: Option<Box<dyn TokenGuide>>,
 }
@@ -47,7 +49,7 @@ impl Written {
             decoder,
             stop_filter: StopFilter::new(&options.stop),
             held: Held::default(),
-            eos_ids: options.end_ids(tokenizer),
+            eos_ids: options.end_ids(tokenizer).into_iter().collect(),
             guide,
         }
     }
@@ -68,7 +70,7 @@ impl Written {
     /// The text that a token completes. `is_last`: the text is to have no further token; `is_full`: there is no room for one.
     ///
     /// # Errors
-    /// [`Error::Constraint`] for a token that may not come, [`Error::Tokenizer`] for one that is none.
+    /// [`Error::Constraint`] for a token that may not come.
     pub fn complete(&mut self, id: u32, is_last: bool, is_full: bool) -> Result<Completed, Error> {
         let (mut stop_reason, mut forced) = (None, Vec::new());
         if self.eos_ids.contains(&id) {
@@ -80,10 +82,8 @@ impl Written {
                 None => stop_reason = Some(StopReason::Complete),
             }
         }
-        let mut text = match &mut self.decoder {
-            Some(decoder) => decoder.push(id)?,
-            None => String::new(),
-        };
+        // Rows that pad a model's vocabulary beyond the tokenizer's have no text.
+        let mut text = self.decoder.as_mut().and_then(|decoder| decoder.push(id).ok()).unwrap_or_default();
         self.held.decoded(text.len());
         let stopped;
         (text, stopped) = self.stop_filter.push(&text);

@@ -113,9 +113,13 @@ pub fn stops(fields: Fields<'_>, field: &str, limits: &Limits) -> Result<Vec<Str
         return Ok(Vec::new());
     }
     let stops = fields.texts(field, limits.stops)?.unwrap_or_default();
-    match stops.iter().any(|stop| stop.is_empty()) {
-        true => Err(fields.wrong(field, "a text or a list of texts, none of them empty")),
-        false => Ok(stops.into_iter().map(str::to_owned).collect()),
+    let most = GenerateOptions::MOST_STOP_BYTES;
+    match stops.iter().all(|stop| (1..=most).contains(&stop.len())) {
+        true => Ok(stops.into_iter().map(str::to_owned).collect()),
+        false => {
+            let expected = format!("a text or a list of texts, none of them empty or longer than {most} bytes");
+            Err(fields.wrong(field, &expected))
+        }
     }
 }
 
