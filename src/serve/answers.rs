@@ -174,7 +174,8 @@ impl Answers {
             // The first one is told at once; the others are as it is.
             decoder.model().check_prompt(&ids)?;
             for options in each {
-                let request = Request { deadline: Some(deadline), ..Request::new(ids.clone(), options) };
+                let cache_salt = since.cache_salt.clone();
+                let request = Request { deadline: Some(deadline), cache_salt, ..Request::new(ids.clone(), options) };
                 waiting.push_back(Waiting { index: waiting.len(), request, reading: reading.clone() });
             }
         }
