@@ -166,7 +166,8 @@ mod tests {
     #[test]
     fn what_a_token_costs_does_not_depend_on_the_length_of_stop_texts() {
         for len in [10, 100_000] {
-            let stops = [["a".repeat(len), "b".into()].concat(), ["ab".repeat(len / 2), "c".into()].concat(), "q".repeat(len)];
+            let stops =
+                [["a".repeat(len), "b".into()].concat(), ["ab".repeat(len / 2), "c".into()].concat(), "q".repeat(len)];
             let mut filter = StopFilter::new(&stops);
             let made: usize = filter.stops.iter().map(|stop| stop.n_compared).sum();
             assert!(made <= 2 * stops.iter().map(String::len).sum::<usize>(), "{made} for stops of {len}");
