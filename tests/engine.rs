@@ -5,13 +5,17 @@ use crate::common;
 use std::cell::Cell;
 use std::path::Path;
 
+use common::copier::{Copier, Sizes};
 use common::shared::executors;
 use common::{Rng, block_on, find_data};
 use tilewright::engine::{Driver, Engine, EngineOptions, Request, Stream, Usage};
 use tilewright::generate::{DeviceLayers, Piece, StopReason};
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
-use tilewright::{Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery, Tier};
+use tilewright::{
+    Bucket, Choice, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery, Tier, Tuning,
+    WeightType,
+};
 
 fn builtin(device: &Device) -> Model {
     Model::from_file(device, ModelFile::builtin().unwrap(), LoadOptions::default()).unwrap()
@@ -249,6 +253,112 @@ fn a_common_beginning_is_computed_once() {
             assert_eq!(stats.prompt_tokens, (n_prompts - 3 * in_pages) as u64, "{name}");
         }
     }
+}
+
+/// The executors, and the CPU as it is opened, which rounds activations.
+fn executors_and_opened_cpu() -> Vec<Device> {
+    let mut devices = executors();
+    devices.push(block_on(Device::open(&DeviceChoice::Cpu, None)).unwrap());
+    devices
+}
+
+/// The prompts of a second and a third turn have what was generated in the turns before. Whether those are kept or not, the texts
+/// are the same to the bit, on devices that round and on others: of what is kept, prompts begin with what prompts began with.
+#[test]
+fn a_further_turn_is_the_same_whether_or_not_those_before_are_kept() {
+    for device in executors_and_opened_cpu() {
+        let mut models = vec![("builtin", builtin(&device))];
+        let others: &[&str] = match (common::is_full(), device.is_gpu()) {
+            (true, _) => &["gemma3", "granite-moe", "qwen35", "granite-hybrid"],
+            (false, false) => &["gemma3", "qwen35"],
+            (false, true) => &[],
+        };
+        models.extend(others.iter().map(|name| (*name, tiny(&device, name))));
+        for (name, model) in models {
+            let context = format!("{name} on {}", device.info().name);
+            let with = Engine::new(&model, &EngineOptions::default()).unwrap();
+            let without = EngineOptions { prefix_cache: false, ..EngineOptions::default() };
+            let mut engines = [with, Engine::new(&model, &without).unwrap()];
+            let mut prompt = ids(90, 1, &model);
+            for (turn, (n_generated, n_cached)) in [(80, 0), (12, 64), (5, 128)].into_iter().enumerate() {
+                let [with, without] = engines.each_mut().map(|(engine, driver)| {
+                    let streams =
+                        in_steps(engine, driver, &[(0, Request::new(prompt.clone(), greedy(n_generated)))], |_| ());
+                    collect(streams.into_iter().next().unwrap()).unwrap()
+                });
+                assert_eq!(with.pieces, without.pieces, "{context}: turn {turn}");
+                assert_eq!(with.usage.cached_tokens, n_cached, "{context}: turn {turn}");
+                prompt.extend(with.ids());
+                prompt.extend(ids(15, 2 + turn as u64, &model));
+            }
+        }
+    }
+}
+
+/// A prompt is computed in other parts beside a text that goes on and after a beginning that is kept. Its text is the same, also
+/// where a device was tuned and products of so many tokens have other variants than those of fewer.
+#[test]
+fn a_prompt_has_the_same_bits_however_it_is_cut() {
+    let mut tuning = Tuning::default();
+    for weight in [WeightType::F16, WeightType::Q4_0, WeightType::Q8_0] {
+        let sizes = |first: u32| (0..8).map(move |log| first << log);
+        for (rows, blocks) in sizes(32).flat_map(|rows| sizes(1).map(move |blocks| (rows, blocks))) {
+            for kernel in ["matmul", "matmul_half"] {
+                let bucket = Bucket { kernel, weight, rows, blocks, tokens: 256 };
+                tuning.choose(bucket, Some(Choice { tier: Tier::Scalar, size: 1 }));
+            }
+        }
+    }
+    let mut devices = executors_and_opened_cpu();
+    let tuned = devices.iter().find(|device| device.is_gpu()).map(|device| device.with_tuning(tuning));
+    devices.extend(tuned);
+    for device in devices {
+        let others: &[&str] = match (common::is_full(), device.is_gpu()) {
+            (true, false) => &["gemma3", "granite-moe", "qwen35", "gpt-oss"],
+            (false, false) => &["gemma3", "granite-moe"],
+            (_, true) => &[],
+        };
+        let mut models = vec![("builtin", builtin(&device))];
+        models.extend(others.iter().map(|name| (*name, tiny(&device, name))));
+        for (name, model) in models {
+            let context = format!("{name} on {}", device.info().name);
+            let whole = ids(240, 1, &model);
+            let request = |n: usize, seed| Request::new([&whole[..n], &ids(240 - n, seed, &model)].concat(), greedy(3));
+            let options = EngineOptions { prefix_cache: false, ..EngineOptions::default() };
+            let alone = together(&model, &options, &[(0, request(240, 1))]).0.remove(0);
+            let beside = [(0, Request::new(vec![1, 2], greedy(12))), (2, request(240, 1))];
+            assert_eq!(together(&model, &options, &beside).0[1].pieces, alone.pieces, "{context}, beside another");
+            for n_common in [64, 130, 200] {
+                let after = [(0, request(n_common, 2)), (9, request(240, 1))];
+                let (texts, _) = together(&model, &EngineOptions::default(), &after);
+                // Of states there is a copy where a pass ended.
+                let has_state = !model.config().is_recurrent() || n_common == 200;
+                let n_cached = if has_state { n_common / 64 * 64 } else { 0 };
+                assert_eq!(texts[1].usage.cached_tokens, n_cached, "{context}");
+                assert_eq!(texts[1].pieces, alone.pieces, "{context}, after {n_common} tokens that are kept");
+            }
+        }
+    }
+}
+
+/// What requests of one salt have computed is nothing to those of another, nor to those of none.
+#[test]
+fn requests_share_beginnings_with_those_of_their_own_salt() {
+    let model = builtin(&common::cpu());
+    let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+    let mut cached = |salt: Option<&str>| {
+        let request = Request { cache_salt: salt.map(str::to_owned), ..Request::new(ids(150, 1, &model), greedy(2)) };
+        let stream = engine.submit(request).unwrap();
+        while block_on(driver.step()).unwrap() {}
+        collect(stream).unwrap().usage.cached_tokens
+    };
+    let salts = [None, Some("a"), Some("b"), Some("")];
+    assert_eq!(salts.map(&mut cached), [0; 4], "nobody's beginning is another's");
+    assert_eq!(salts.map(&mut cached), [128; 4], "each finds its own");
+    let most = Request::MOST_SALT_BYTES;
+    let with = |n| engine.submit(Request { cache_salt: Some("s".repeat(n)), ..Request::new(vec![1], greedy(1)) });
+    assert!(with(most).is_ok());
+    assert!(matches!(with(most + 1).err(), Some(Error::Option { option: "cache_salt", .. })));
 }
 
 /// Of 20 prompts nine tenths of which are the same.
@@ -604,6 +714,93 @@ fn after_the_loss_of_one_of_two_devices_texts_go_on_with_the_same_tokens() {
     assert!(first.take().is_some_and(|device| device.counters().dispatches > 0), "it was opened and used again");
 }
 
+/// Requests for texts that need 5 pages each and have the first 4 in common, and what they are alone.
+fn sharing(model: &Model, n: usize) -> Vec<(Request, Vec<u32>)> {
+    let common = ids(4 * 64, 1, model);
+    let options = EngineOptions { prefix_cache: false, ..EngineOptions::default() };
+    let request = |i: usize| {
+        let greedy = GenerateOptions { logprobs: None, ..greedy(25 + i) };
+        Request::new([&common[..], &ids(9 + i, 2 + i as u64, model)].concat(), greedy)
+    };
+    let alone = |request: Request| (request.clone(), together(model, &options, &[(0, request)]).0[0].ids());
+    (0..n).map(|i| alone(request(i))).collect()
+}
+
+/// Texts that share pages need more of them than there are where each is computed anew after a lost device: those that have none
+/// wait, and go on with the same tokens, with what is computed for the first.
+#[test]
+fn after_a_lost_device_texts_that_shared_pages_go_on_although_pages_are_few() {
+    let open = || block_on(Device::open(&DeviceChoice::Gpu, None));
+    let Some(device) = common::gpu_from(open()) else { return };
+    let load = |device: &Device| {
+        let options = LoadOptions { context_length: Some(5 * 64), ..LoadOptions::default() };
+        Model::from_file(device, ModelFile::builtin()?, options)
+    };
+    let mut recovery = Recovery::new(open, load, |_| ());
+    let model = recovery.load(&device).unwrap();
+    let requests = sharing(&model, 3);
+    let options = EngineOptions { cache_tokens: Some(7 * 64), ..EngineOptions::default() };
+    let (engine, mut driver) = Engine::new(&model, &options).unwrap();
+    let mut streams = Vec::new();
+    for (request, _) in &requests {
+        streams.push(engine.submit(request.clone()).unwrap());
+        for _ in 0..4 {
+            block_on(driver.step()).unwrap();
+        }
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.n_running, stats.n_pages), (3, 7), "{stats:?}");
+    device.destroy();
+    engine.close();
+    block_on(driver.run_with(&mut recovery));
+    for (i, (stream, (_, alone))) in streams.into_iter().zip(&requests).enumerate() {
+        let text = collect(stream).unwrap_or_else(|error| panic!("text {i}: {error}"));
+        assert_eq!((text.ids(), text.reason), (alone.clone(), Some(StopReason::MaxTokens)), "text {i}");
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.n_failed, stats.n_finished, stats.n_recoveries), (0, 3, 1));
+    assert_eq!(stats.n_free_pages + stats.n_kept_pages, stats.n_pages, "all pages are back");
+}
+
+/// The same where longer texts have other angles: each is computed anew where its own length says so, while others hold what they
+/// had in common.
+#[test]
+fn texts_that_shared_pages_go_on_with_other_angles_although_pages_are_few() {
+    let from = find_data(Path::new("tiny-random/phi3-longrope")).expect("the model is in the repository");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("longrope-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::copy(from.join("model.safetensors"), folder.join("model.safetensors")).unwrap();
+    let config = std::fs::read_to_string(from.join("config.json")).unwrap();
+    let changed = config
+        .replace("\"original_max_position_embeddings\": 32", "\"original_max_position_embeddings\": 100")
+        .replace("\"max_position_embeddings\": 128", "\"max_position_embeddings\": 192");
+    assert_ne!(config, changed);
+    std::fs::write(folder.join("config.json"), changed).unwrap();
+    let model = Model::load(&common::cpu(), &folder, LoadOptions::default()).unwrap();
+    std::fs::remove_dir_all(folder).unwrap();
+    assert_eq!(model.context_length(), 192);
+
+    let common = ids(70, 1, &model);
+    let requests: Vec<(usize, Request)> = (0..3)
+        .map(|i| (4 * i, Request::new([&common[..], &ids(5, 2 + i as u64, &model)].concat(), greedy(60))))
+        .collect();
+    let without = EngineOptions { prefix_cache: false, ..EngineOptions::default() };
+    let alone: Vec<Text> =
+        requests.iter().map(|(_, request)| together(&model, &without, &[(0, request.clone())]).0.remove(0)).collect();
+    // Three pages each, of which the first one is that of all.
+    for n_pages in [5, 7] {
+        let options = EngineOptions { cache_tokens: Some(n_pages * 64), ..EngineOptions::default() };
+        let (texts, engine) = together(&model, &options, &requests);
+        for (i, (text, alone)) in texts.iter().zip(&alone).enumerate() {
+            assert_eq!((&text.pieces, text.reason), (&alone.pieces, alone.reason), "text {i} with {n_pages} pages");
+        }
+        let stats = engine.stats();
+        assert_eq!((stats.n_failed, stats.n_finished, stats.n_queued), (0, 3, 0), "{n_pages} pages");
+        assert_eq!(stats.n_free_pages + stats.n_kept_pages, stats.n_pages, "{n_pages} pages");
+        assert!(texts[1].usage.cached_tokens == 64, "{n_pages} pages: {:?}", texts[1].usage);
+    }
+}
+
 /// Without anything to load it again with, every text ends with an error, and so does the engine.
 #[test]
 fn a_lost_device_fails_what_it_computed() {
@@ -667,4 +864,38 @@ fn several_devices_share_a_queue() {
     // They have to be one and the same model.
     let others = [models[0].clone(), tiny(gpu, "qwen2")];
     assert!(matches!(Engine::over(&others, &options).err(), Some(Error::Operand { operand: "models", .. })));
+}
+
+/// A model's vocabulary may be padded beyond its tokenizer's. What is drawn there has no text, and ends none.
+#[test]
+fn tokens_beyond_the_tokenizers_have_no_text() {
+    const KNOWN: u32 = 256;
+    let sizes =
+        Sizes { dim: 64, ffn_dim: 128, n_layers: 1, n_heads: 2, n_kv_heads: 1, vocab_size: 300, context_length: 512 };
+    let mut rng = Rng::new(5);
+    let copier = Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), sizes, || rng.word());
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        (0..KNOWN).map(|id| (format!("t{id}"), id.into())).collect();
+    let byte_level = serde_json::json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
+    });
+    let tokenizer = serde_json::json!({
+        "added_tokens": [], "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null,
+        "decoder": byte_level, "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    std::fs::write(copier.folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let model = Model::load(&common::cpu(), &copier.folder, LoadOptions::default()).unwrap();
+    assert_eq!(model.tokenizer().unwrap().vocab_size(), KNOWN as usize);
+
+    let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(100) };
+    let (texts, _) =
+        together(&model, &EngineOptions::default(), &[(0, Request::new(copier.passage(0, 50), options.clone()))]);
+    assert_eq!(texts[0].ids(), copier.passage(50, 100));
+    let of_engine: Vec<String> = texts[0].pieces.iter().map(|piece| piece.text.clone()).collect();
+    let want = |id: u32| if id < KNOWN { format!("t{id}") } else { String::new() };
+    assert_eq!(of_engine, copier.passage(50, 100).into_iter().map(want).collect::<Vec<_>>());
+    assert!(of_engine.iter().any(String::is_empty));
+    let mut session = model.session().unwrap();
+    let (ids, text, _) = common::collect(&mut session.generate_ids(&copier.passage(0, 50), &options).unwrap());
+    assert_eq!((ids, text), (copier.passage(50, 100), of_engine.concat()));
 }

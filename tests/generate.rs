@@ -791,6 +791,8 @@ fn bad_requests_are_errors_that_name_the_option() {
     fails(&[1], with(&|o| o.min_p = 1.5), "min_p");
     fails(&[1], with(&|o| o.repeat_penalty = 0.0), "repeat_penalty");
     fails(&[1], with(&|o| o.stop = vec![String::new()]), "stop");
+    fails(&[1], with(&|o| o.stop = vec!["x".into(), "é".repeat(513)]), "texts of 1 to 1024 bytes");
+    fails(&[1], with(&|o| o.stop = vec!["x".into(); 129]), "at most 128 texts");
     fails(&[1], with(&|o| o.tokens_per_submit = Some(0)), "tokens_per_submit");
     fails(&[1], with(&|o| o.tokens_per_submit = Some(17)), "1 to 16");
     fails(&[1], with(&|o| o.submits_in_flight = Some(0)), "submits_in_flight");
@@ -958,12 +960,25 @@ fn recurrent_layers_go_back_and_on_again() {
         let model = Model::load(&device, data.join("tiny-random").join(name), options).unwrap();
         let what = format!("{name} on {}", device.info().name);
         let ids: Vec<u32> = (0..60).map(|i| 3 + (i * i + 7 * i) % 290).collect();
-        goes_back_and_on_again(&model, &ids, model.session().unwrap(), 7, &what);
+        // Sums in f32 in another order, as passes of another size have them. Of granite-hybrid some positions, the one after 18
+        // of these tokens most, are ill-conditioned: in a model in f64, relative errors of 1e-7 in every product moved their
+        // logits by up to 2.0e-4 (the median of 40 tries was 0.5e-4, that of other positions 0.1e-4), and a sum of a hundred
+        // products is off by a few times that. The smallest fault of a state, one that is a token behind in the last layer that
+        // keeps one, moved them by 0.25: more than a hundred times what is allowed here.
+        let most = if name == "granite-hybrid" { 2e-3 } else { 2e-4 };
+        goes_back_and_on_again(&model, &ids, model.session().unwrap(), (7, most), &what);
     }
 }
 
-/// Twenty times back to somewhere, by up to `most` tokens, to a copy or to what a file would have, then on by a few in pieces.
-fn goes_back_and_on_again(model: &Model, ids: &[u32], mut session: Session, most: usize, what: &str) {
+/// Twenty times back to somewhere, by up to `most` tokens, to a copy or to what a file would have, then on by a few in pieces, to
+/// logits that are off by `tolerance` at most.
+fn goes_back_and_on_again(
+    model: &Model,
+    ids: &[u32],
+    mut session: Session,
+    (most, tolerance): (usize, f32),
+    what: &str,
+) {
     let fresh = |ids: &[u32]| block_on(model.session().unwrap().logits(ids)).unwrap();
     let (mut snapshot, mut seed) = (None::<(Snapshot, Vec<u8>)>, 5usize);
     for round in 0..20 {
@@ -990,7 +1005,7 @@ fn goes_back_and_on_again(model: &Model, ids: &[u32], mut session: Session, most
         let end = from + first + second;
         let got = block_on(session.logits(&ids[from + first..end])).unwrap();
         let difference = largest_difference(&got, &fresh(&ids[..end]));
-        assert!(difference <= 2e-4, "{what}: {end} tokens: off by {difference}");
+        assert!(difference <= tolerance, "{what}: {end} tokens: off by {difference}");
         // A generation that is broken off leaves what it computed of tokens that nobody keeps.
         let mut generation = session.generate_ids(&[], &GenerateOptions::greedy(8)).unwrap();
         block_on(generation.next());
@@ -1022,7 +1037,7 @@ fn window_layers_keep_what_passes_can_see() {
             let difference = largest_difference(&got, want);
             assert!(difference <= 2e-4, "{what}: token {i} is off by {difference}");
         }
-        goes_back_and_on_again(&model, &ids, session, 45, &what);
+        goes_back_and_on_again(&model, &ids, session, (45, 2e-4), &what);
     }
 }
 

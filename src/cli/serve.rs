@@ -112,7 +112,7 @@ struct EngineArgs {
     /// shaders, which takes seconds as well. No limit if absent.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     step_limit: Option<u64>,
-    /// Compute each prompt anew, also where it begins as an earlier one did.
+    /// Compute each prompt anew, also where it begins as an earlier one of the same key did. Answers are the same.
     #[arg(long)]
     no_prefix_cache: bool,
     /// MiB of the host's memory for what prompts began with and the cache has no room for any more, of each model: it comes back

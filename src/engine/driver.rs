@@ -64,8 +64,7 @@ impl Driver {
     ) -> Result<Driver, Error> {
         model.expect_off_file("engine")?;
         let passes = declare(model, options)?;
-        let n_copies = n_copies(model, options);
-        let pages = Pages::new(passes.n_pages(), options.prefix_cache, n_copies, options.host_cache_bytes);
+        let pages = new_pages(&passes, model, options);
         let slots = (1..=options.max_sequences).rev().collect();
         let driver = Driver {
             model: model.clone(),
@@ -204,10 +203,26 @@ impl Driver {
         self.ahead = Ahead::default();
         self.tell_device();
         self.passes = declare(&self.model, &self.options)?;
-        self.pages.forget();
-        self.running.iter_mut().for_each(|sequence| sequence.forget(&mut self.pages));
+        // Another device may have room for more or fewer.
+        self.running.iter_mut().for_each(Sequence::lose_pages);
+        self.pages = new_pages(&self.passes, &self.model, &self.options);
+        self.keep_running(|sequence, pages| sequence.begin_anew(pages));
         self.update(|stats| stats.n_recoveries += 1);
         Ok(())
+    }
+
+    /// Has those sequences wait for pages again, with their tokens, that do not go on: the oldest of them is the next to begin.
+    fn keep_running(&mut self, mut goes_on: impl FnMut(&mut Sequence, &mut Pages) -> bool) {
+        let pages = &mut self.pages;
+        let over = self.running.extract_if(.., |sequence| !goes_on(sequence, pages)).collect::<Vec<_>>();
+        over.into_iter().rev().for_each(|sequence| self.put_back(sequence));
+    }
+
+    fn put_back(&mut self, sequence: Sequence) {
+        self.slots.push(sequence.slot);
+        let waiting = sequence.wait(&mut self.pages);
+        self.update(|_| {});
+        self.shared.put_back(self.number, waiting);
     }
 
     fn tell_device(&self) {
@@ -336,6 +351,10 @@ impl Driver {
                 Ok(mut sequence) => {
                     self.slots.pop();
                     let taken_up = self.take_up(&mut sequence).await;
+                    if let Ok(false) = taken_up {
+                        self.put_back(sequence);
+                        break;
+                    }
                     sequence.tell_begin();
                     let n_cached = sequence.n_cached() as u64;
                     self.running.push(sequence);
@@ -352,15 +371,15 @@ impl Driver {
         Ok(())
     }
 
-    /// Brings a sequence to where what it has in common with earlier ones ends.
-    async fn take_up(&mut self, sequence: &mut Sequence) -> Result<(), Error> {
+    /// Brings a sequence to where what it has in common with earlier ones ends. False if it has to wait for pages again.
+    async fn take_up(&mut self, sequence: &mut Sequence) -> Result<bool, Error> {
         // Before another page takes the copy's place.
         if let Some(copy) = sequence.copy.take() {
             self.passes.restore_states(copy, sequence.slot)?;
         }
         let on_host = std::mem::take(&mut sequence.on_host);
         if on_host.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
         let (mut states, mut n_restored) = (None, 0);
         for content in on_host {
@@ -375,16 +394,13 @@ impl Driver {
         }
         self.update(|stats| stats.restored_pages += n_restored);
         match (n_copies(&self.model, &self.options), states) {
-            (None, _) => Ok(()),
+            (None, _) => Ok(true),
             (Some(_), Some(states)) => {
                 self.passes.write_states(sequence.slot, &states)?;
-                keep_states(&self.passes, &mut self.pages, sequence)
+                keep_states(&self.passes, &mut self.pages, sequence).map(|()| true)
             }
             // Without the states after them, pages are of no use.
-            (Some(_), None) => {
-                sequence.forget(&mut self.pages);
-                Ok(())
-            }
+            (Some(_), None) => Ok(sequence.begin_anew(&mut self.pages)),
         }
     }
 
@@ -414,7 +430,7 @@ impl Driver {
         let ids = sequence.next_tokens(n_tokens).to_vec();
         sequence.make_room(n_tokens, pages)?;
         passes.compute_prompt(sequence.row(ids.len() as u32), &ids).await?;
-        sequence.computed(ids.len(), pages);
+        sequence.computed_prompt(ids.len(), pages);
         keep_states(passes, pages, sequence)?;
         self.update(|stats| {
             stats.n_prompt_passes += 1;
@@ -425,8 +441,9 @@ impl Driver {
 
     /// Submits a pass over a token of each sequence whose others are computed, which chooses what comes after it.
     async fn submit_rows(&mut self) -> Result<(), Error> {
-        let Driver { model, pages, running, .. } = self;
-        running.iter_mut().for_each(|sequence| sequence.choose_angles(model, pages));
+        let model = self.model.clone();
+        self.keep_running(|sequence, pages| sequence.choose_angles(&model, pages));
+        let Driver { running, .. } = self;
         let ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].n_left() == 0).collect();
         if ready.is_empty() {
             return Ok(());
@@ -519,12 +536,11 @@ impl Driver {
         // Of those that wait the next one is to begin at once.
         let others_wait =
             self.running.len() != self.ahead.rows.len() || (!self.slots.is_empty() && self.shared.has_waiting());
-        let copies = n_copies(&self.model, &self.options).is_some();
         (1..self.ahead.depth()).contains(&n)
             && self.model.runs_ahead()
             && !self.ahead.ending.mask
             && !others_wait
-            && self.running.iter().all(|sequence| sequence.goes_on_after(n, &self.model, copies))
+            && self.running.iter().all(|sequence| sequence.goes_on_after(n, &self.model))
     }
 
     /// Waits for the tokens of the oldest pass in flight, and has the texts go on with them.
@@ -532,7 +548,7 @@ impl Driver {
         if self.ahead.is_empty() {
             return Ok(());
         }
-        let Driver { model, passes, pages, running, ahead, .. } = self;
+        let Driver { model, passes, running, ahead, .. } = self;
         let device = model.device();
         let wants_logits = running
             .iter()
@@ -549,8 +565,7 @@ impl Driver {
         for (row, (&slot, &id)) in ahead.rows.iter().zip(&chosen).enumerate() {
             // Its text may have ended meanwhile.
             let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == slot) else { continue };
-            sequence.computed(1, pages);
-            keep_states(passes, pages, sequence)?;
+            sequence.computed_row();
             n_generated += 1;
             let logits = logits.get(row * vocab_size..(row + 1) * vocab_size);
             let accepted = match (broken.remove(&slot), id) {
@@ -580,6 +595,10 @@ impl Driver {
         }
         Ok(())
     }
+}
+
+fn new_pages(passes: &Passes, model: &Model, options: &EngineOptions) -> Pages {
+    Pages::new(passes.n_pages(), options.prefix_cache, n_copies(model, options), options.host_cache_bytes)
 }
 
 /// Copies of states that there is room for, where the model has states and beginnings are kept.

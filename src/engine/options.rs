@@ -82,17 +82,29 @@ pub struct Request {
     pub priority: i8,
     /// When it ends, finished or not, with [`StopReason::Deadline`](crate::generate::StopReason::Deadline).
     pub deadline: Option<Instant>,
+    /// Whose beginnings it shares: only requests of the same salt take what another has computed, so that
+    /// [`Usage::cached_tokens`](super::Usage::cached_tokens) and times tell nothing of what others have asked. Up to
+    /// [`Request::MOST_SALT_BYTES`]. `None`: that of all requests without one.
+    pub cache_salt: Option<String>,
 }
 
 impl Request {
-    /// Of usual priority, without a deadline.
+    /// Bytes of a salt at most.
+    pub const MOST_SALT_BYTES: usize = 1024;
+
+    /// Of usual priority, without a deadline and a salt.
     pub fn new(ids: Vec<u32>, options: GenerateOptions) -> Request {
-        Request { ids, options, priority: 0, deadline: None }
+        Request { ids, options, priority: 0, deadline: None, cache_salt: None }
     }
 
     /// Refuses what an engine cannot do.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.options.check()?;
+        let n_salt = self.cache_salt.as_ref().map_or(0, String::len);
+        if n_salt > Self::MOST_SALT_BYTES {
+            let expected = format!("at most {} bytes", Self::MOST_SALT_BYTES);
+            return Err(Error::Option { option: "cache_salt", expected, found: n_salt.to_string() });
+        }
         for (option, n) in
             [("prompt_lookup", self.options.prompt_lookup), ("further_tokens", self.options.further_tokens)]
         {

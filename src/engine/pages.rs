@@ -1,8 +1,11 @@
 //! Pages of a cache that sequences share: which are free, which are held, and which hold a beginning that may come again.
 //!
-//! A page that is full and whose tokens are known is listed under the page before it and its tokens. A sequence that begins alike
+//! A page that passes over a prompt have filled is listed under the page before it and its tokens. A sequence that begins alike
 //! walks this list and holds the same pages, so that what they hold is computed once. When nobody holds a listed page any more it
 //! is kept until its place is needed: those that were used longest ago go first, and none before the pages that follow it.
+//!
+//! A page with a token that was generated is not listed. Passes over rows add up in another order than those over prompts, so
+//! that its keys are not to the bit what the same tokens have in a prompt, and a text would depend on what was asked before.
 //!
 //! Where the engine keeps pages in the host's memory too, what goes from the device goes there, and from there for good when that
 //! is full, in the same order. A sequence that begins alike takes it back.
@@ -10,7 +13,7 @@
 //! Layers with a state of fixed size cannot be taken up at any page: of some pages a copy of the states after them is kept, and a
 //! sequence that begins alike goes on from the last one that has such a copy.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::kernels::PAGE;
@@ -21,8 +24,32 @@ pub(super) type PageId = u32;
 /// What the content of a listed page is known by, wherever it lies; no other content is ever given the same.
 pub(super) type ContentId = u64;
 
-/// What makes a page the same as another: the one before it, the row of angles of position 0, its tokens.
-type Key = (Option<ContentId>, u32, Box<[u32]>);
+/// What makes a page the same as another: what it comes after, and its tokens.
+type Key = (After, Box<[u32]>);
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum After {
+    Beginning(Beginning),
+    Page(ContentId),
+}
+
+impl After {
+    fn page(&self) -> Option<ContentId> {
+        match self {
+            After::Beginning(_) => None,
+            After::Page(content) => Some(*content),
+        }
+    }
+}
+
+/// What sequences must have in common, beside tokens, to share pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Beginning {
+    /// The row of angles of position 0.
+    pub angles: u32,
+    /// [`Request::cache_salt`](super::Request::cache_salt).
+    pub salt: Option<Arc<str>>,
+}
 
 /// A page of the device.
 #[derive(Default)]
@@ -40,8 +67,10 @@ struct Content {
     key: Key,
     place: Place,
     /// Listed pages that follow it, on the device and in the host's memory.
-    n_following: [u32; 2],
+    following: [BTreeSet<ContentId>; 2],
     used_at: u64,
+    /// Where it is among [`Pages::may_go`], if it is.
+    ranked: Option<(usize, u64)>,
 }
 
 enum Place {
@@ -64,7 +93,7 @@ impl HostPage {
     }
 }
 
-/// [`Content::n_following`].
+/// [`Content::following`] and [`Pages::may_go`].
 const ON_DEVICE: usize = 0;
 const ON_HOST: usize = 1;
 
@@ -73,6 +102,9 @@ pub(super) struct Pages {
     free: Vec<PageId>,
     listed: HashMap<Key, ContentId>,
     contents: HashMap<ContentId, Content>,
+    /// What may go, with when it was used: from the device what nobody holds and nothing there follows, from the host's memory
+    /// what nothing follows.
+    may_go: [BTreeSet<(u64, ContentId)>; 2],
     /// Pages that sequences have asked for and not taken yet.
     n_promised: usize,
     /// Listed pages that nobody holds.
@@ -85,8 +117,8 @@ pub(super) struct Pages {
     /// Those that are taken, by so many pages.
     host_bytes: u64,
     n_on_host: usize,
-    /// Copies of states that no page has, where the model has states.
-    free_copies: Option<Vec<u32>>,
+    /// The page that has each copy of states, where the model has states: a few for each sequence.
+    copies: Option<Vec<Option<PageId>>>,
 }
 
 /// What a sequence has in common with earlier ones.
@@ -109,6 +141,7 @@ impl Pages {
             free: (1..n).rev().collect(),
             listed: HashMap::new(),
             contents: HashMap::new(),
+            may_go: Default::default(),
             n_promised: 0,
             n_kept: 0,
             clock: 0,
@@ -116,7 +149,7 @@ impl Pages {
             host_limit,
             host_bytes: 0,
             n_on_host: 0,
-            free_copies: n_copies.map(|n| (0..n).rev().collect()),
+            copies: n_copies.map(|n| vec![None; n as usize]),
         }
     }
 
@@ -141,18 +174,20 @@ impl Pages {
 
     /// The listed pages that a sequence of these tokens begins with, whole ones alone. It holds them from now on, and asks for
     /// those that the host's memory has by [`Pages::on_host_of`].
-    pub fn hold_common(&mut self, angles: u32, ids: &[u32]) -> Common {
+    pub fn hold_common(&mut self, beginning: &Beginning, ids: &[u32]) -> Common {
         let mut contents: Vec<ContentId> = Vec::new();
+        let mut after = After::Beginning(beginning.clone());
         for ids in ids.chunks_exact(PAGE as usize) {
-            let Some(&content) = self.listed.get(&(contents.last().copied(), angles, ids.into())) else { break };
+            let Some(&content) = self.listed.get(&(after, ids.into())) else { break };
             contents.push(content);
+            after = After::Page(content);
         }
         let place = |content: &ContentId| self.contents.get(content).map(|content| &content.place);
         let copy_of = |place: &Place| match place {
             Place::Device(id) => self.pages[*id as usize].copy,
             Place::Host(_) => None,
         };
-        if self.free_copies.is_some() {
+        if self.copies.is_some() {
             let has_states = |place: &Place| match place {
                 Place::Device(_) => copy_of(place).is_some(),
                 Place::Host(page) => page.states.is_some(),
@@ -208,26 +243,24 @@ impl Pages {
         self.free.push(id);
         self.move_to(content, Place::Host(page));
         while self.host_bytes > self.host_limit {
-            let is_last = |content: &Content| matches!(content.place, Place::Host(_)) && content.n_following == [0; 2];
-            let last = self.contents.iter().filter(|(_, content)| is_last(content));
-            let Some((&oldest, _)) = last.min_by_key(|(_, content)| content.used_at) else { break };
+            let Some(&(_, oldest)) = self.may_go[ON_HOST].first() else { break };
             self.unlist(oldest);
         }
     }
 
     /// False if it is not listed any more.
     fn move_to(&mut self, content: ContentId, to: Place) -> bool {
-        let Some(before) = self.contents.get(&content).map(|content| content.key.0) else { return false };
-        self.enter(before, &to);
-        if let Some(content) = self.contents.get_mut(&content) {
-            let from = std::mem::replace(&mut content.place, to);
-            self.leave(before, &from);
-        }
+        self.leave(content);
+        let Some(moved) = self.contents.get_mut(&content) else { return false };
+        moved.place = to;
+        self.enter(content);
         true
     }
 
-    /// Counts what comes to a place and follows another content.
-    fn enter(&mut self, before: Option<ContentId>, place: &Place) {
+    /// Counts what is at its place from now on.
+    fn enter(&mut self, content: ContentId) {
+        let Some(Content { key, place, .. }) = self.contents.get(&content) else { return };
+        let before = key.0.page();
         let at = match place {
             Place::Device(_) => ON_DEVICE,
             Place::Host(page) => {
@@ -236,13 +269,18 @@ impl Pages {
                 ON_HOST
             }
         };
-        if let Some(before) = before.and_then(|before| self.contents.get_mut(&before)) {
-            before.n_following[at] += 1;
+        self.rank(content);
+        if let Some((id, before)) = before.and_then(|id| Some((id, self.contents.get_mut(&id)?))) {
+            before.following[at].insert(content);
+            self.rank(id);
         }
     }
 
     /// Counts it there no more.
-    fn leave(&mut self, before: Option<ContentId>, place: &Place) {
+    fn leave(&mut self, content: ContentId) {
+        self.unrank(content);
+        let Some(Content { key, place, .. }) = self.contents.get(&content) else { return };
+        let before = key.0.page();
         let at = match place {
             Place::Device(_) => ON_DEVICE,
             Place::Host(page) => {
@@ -251,8 +289,29 @@ impl Pages {
                 ON_HOST
             }
         };
-        if let Some(before) = before.and_then(|before| self.contents.get_mut(&before)) {
-            before.n_following[at] -= 1;
+        if let Some((id, before)) = before.and_then(|id| Some((id, self.contents.get_mut(&id)?))) {
+            before.following[at].remove(&content);
+            self.rank(id);
+        }
+    }
+
+    /// Puts it where it belongs among those that may go, after anything that decides that has changed.
+    fn rank(&mut self, id: ContentId) {
+        self.unrank(id);
+        let Some(content) = self.contents.get_mut(&id) else { return };
+        let [on_device, on_host] = [ON_DEVICE, ON_HOST].map(|at| !content.following[at].is_empty());
+        let at = match content.place {
+            Place::Device(page) if self.pages[page as usize].n_holders == 0 && !on_device => ON_DEVICE,
+            Place::Host(_) if !on_device && !on_host => ON_HOST,
+            _ => return,
+        };
+        content.ranked = Some((at, content.used_at));
+        self.may_go[at].insert((content.used_at, id));
+    }
+
+    fn unrank(&mut self, id: ContentId) {
+        if let Some((at, used_at)) = self.contents.get_mut(&id).and_then(|content| content.ranked.take()) {
+            self.may_go[at].remove(&(used_at, id));
         }
     }
 
@@ -263,17 +322,18 @@ impl Pages {
         if page.content.is_none() || page.copy.is_some() {
             return None;
         }
-        let copy = match self.free_copies.as_mut()?.pop() {
-            Some(copy) => copy,
-            None => {
-                let contents = &self.contents;
-                let used_at = |page: &Page| page.content.and_then(|content| Some(contents.get(&content)?.used_at));
-                let with_copy = self.pages.iter_mut().filter(|page| page.copy.is_some());
-                with_copy.min_by_key(|page| used_at(page))?.copy.take()?
-            }
+        let copies = self.copies.as_mut()?;
+        let used_at = |owner: &PageId| {
+            let content = self.pages[*owner as usize].content;
+            content.and_then(|content| Some(self.contents.get(&content)?.used_at))
         };
-        self.pages[id as usize].copy = Some(copy);
-        Some(copy)
+        // Those without an owner first.
+        let (copy, owner) = copies.iter_mut().enumerate().min_by_key(|(_, owner)| owner.as_ref().map(used_at))?;
+        if let Some(owner) = owner.replace(id) {
+            self.pages[owner as usize].copy = None;
+        }
+        self.pages[id as usize].copy = Some(copy as u32);
+        Some(copy as u32)
     }
 
     fn hold(&mut self, id: PageId) {
@@ -287,8 +347,9 @@ impl Pages {
 
     fn touch(&mut self, content: ContentId) {
         self.clock += 1;
-        if let Some(content) = self.contents.get_mut(&content) {
-            content.used_at = self.clock;
+        if let Some(used) = self.contents.get_mut(&content) {
+            used.used_at = self.clock;
+            self.rank(content);
         }
     }
 
@@ -317,13 +378,11 @@ impl Pages {
 
     /// The kept page that was used longest ago, of those that none on the device follows.
     fn oldest_kept(&self) -> Option<(ContentId, PageId)> {
-        let kept = self.contents.iter().filter_map(|(&listed, content)| match content.place {
-            Place::Device(id) if self.pages[id as usize].n_holders == 0 && content.n_following[ON_DEVICE] == 0 => {
-                Some((content.used_at, listed, id))
-            }
-            _ => None,
-        });
-        kept.min().map(|(_, listed, id)| (listed, id))
+        let &(_, content) = self.may_go[ON_DEVICE].first()?;
+        match self.contents.get(&content)?.place {
+            Place::Device(id) => Some((content, id)),
+            Place::Host(_) => None,
+        }
     }
 
     /// Gives up what such a page holds, and what follows it.
@@ -340,32 +399,33 @@ impl Pages {
     fn unlist(&mut self, content: ContentId) {
         let mut all = vec![content];
         while let Some(content) = all.pop() {
-            let Some(Content { key, place, n_following, .. }) = self.contents.remove(&content) else { continue };
+            self.leave(content);
+            let Some(Content { key, following: [_, on_host], .. }) = self.contents.remove(&content) else { continue };
             self.listed.remove(&key);
-            self.leave(key.0, &place);
-            if n_following[ON_HOST] > 0 {
-                all.extend(
-                    self.contents.iter().filter(|(_, after)| after.key.0 == Some(content)).map(|(&after, _)| after),
-                );
-            }
+            all.extend(on_host);
         }
     }
 
     fn free_copy_of(&mut self, id: PageId) {
         let copy = self.pages[id as usize].copy.take();
-        self.free_copies.iter_mut().for_each(|free| free.extend(copy));
+        if let Some(owner) = self.copies.as_mut().zip(copy).and_then(|(copies, copy)| copies.get_mut(copy as usize)) {
+            *owner = None;
+        }
     }
 
     /// Lists a page that a sequence holds, as it holds the listed one `before` it; what the host's memory has of it is not needed
     /// any more. False if it is not listed, because another page is there already; pages after it cannot be listed then.
-    pub fn list(&mut self, before: Option<PageId>, angles: u32, ids: &[u32], id: PageId) -> bool {
-        let before = before.map(|before| self.pages[before as usize].content);
-        // Nothing is found after a page that is not listed.
-        if !self.keeps || before == Some(None) {
+    pub fn list(&mut self, before: Option<PageId>, beginning: &Beginning, ids: &[u32], id: PageId) -> bool {
+        let after = match before.map(|before| self.pages[before as usize].content) {
+            None => After::Beginning(beginning.clone()),
+            Some(Some(content)) => After::Page(content),
+            // Nothing is found after a page that is not listed.
+            Some(None) => return false,
+        };
+        if !self.keeps {
             return false;
         }
-        let before = before.flatten();
-        let key: Key = (before, angles, ids.into());
+        let key: Key = (after, ids.into());
         if let Some(&content) = self.listed.get(&key) {
             let is_on_host = self.on_host_of(content).is_some();
             if is_on_host {
@@ -373,14 +433,13 @@ impl Pages {
             }
             return is_on_host;
         }
-        let place = Place::Device(id);
-        self.enter(before, &place);
         self.clock += 1;
         let content = self.clock;
         self.pages[id as usize].content = Some(content);
         self.listed.insert(key.clone(), content);
-        let listed = Content { key, place, n_following: [0; 2], used_at: self.clock };
-        self.contents.insert(content, listed);
+        let (place, following) = (Place::Device(id), Default::default());
+        self.contents.insert(content, Content { key, place, following, used_at: self.clock, ranked: None });
+        self.enter(content);
         true
     }
 
@@ -390,7 +449,10 @@ impl Pages {
         page.n_holders -= 1;
         match (page.n_holders, page.content) {
             (0, None) => self.free.push(id),
-            (0, Some(_)) => self.n_kept += 1,
+            (0, Some(content)) => {
+                self.n_kept += 1;
+                self.rank(content);
+            }
             _ => {}
         }
     }
@@ -401,6 +463,7 @@ impl Pages {
         self.n_on_host = 0;
         self.host_bytes = 0;
         self.listed.clear();
+        self.may_go = Default::default();
         for (_, content) in std::mem::take(&mut self.contents) {
             let Place::Device(id) = content.place else { continue };
             self.pages[id as usize].content = None;
@@ -418,19 +481,23 @@ mod tests {
 
     const P: usize = PAGE as usize;
 
+    fn plain() -> Beginning {
+        Beginning::default()
+    }
+
     fn tokens(n: usize, seed: u32) -> Vec<u32> {
         (0..n as u32).map(|i| i * 7 + seed).collect()
     }
 
     /// Holds and lists the pages of a sequence; how many were computed.
     fn run(pages: &mut Pages, ids: &[u32]) -> (Vec<PageId>, usize) {
-        let mut held = pages.hold_common(0, ids).pages;
+        let mut held = pages.hold_common(&plain(), ids).pages;
         let n_found = held.len();
         assert!(pages.promise(ids.len().div_ceil(P) - n_found), "pages are left");
         for ids in ids.chunks(P).skip(n_found) {
             let (before, id) = (held.last().copied(), pages.take().expect("it was promised"));
             held.push(id);
-            assert_eq!(ids.len() == P, ids.len() == P && pages.list(before, 0, ids, id));
+            assert_eq!(ids.len() == P, ids.len() == P && pages.list(before, &plain(), ids, id));
         }
         let n_computed = held.len() - n_found;
         (held, n_computed)
@@ -468,8 +535,26 @@ mod tests {
         let mut pages = Pages::new(4, true, None, 0);
         let ids = tokens(P, 1);
         let (held, _) = run(&mut pages, &ids);
-        assert_eq!(pages.hold_common(7, &ids), Common::default());
-        assert_eq!(pages.hold_common(0, &ids).pages, held);
+        assert_eq!(pages.hold_common(&Beginning { angles: 7, ..plain() }, &ids), Common::default());
+        assert_eq!(pages.hold_common(&plain(), &ids).pages, held);
+    }
+
+    #[test]
+    fn another_salt_is_another_beginning() {
+        let mut pages = Pages::new(9, true, None, 0);
+        let ids = tokens(2 * P, 1);
+        let salted = |salt: &str| Beginning { salt: Some(salt.into()), ..plain() };
+        assert!(pages.promise(2));
+        let [first, second] = [pages.take().expect("promised"), pages.take().expect("promised")];
+        assert!(pages.list(None, &salted("a"), &ids[..P], first));
+        assert!(pages.list(Some(first), &salted("a"), &ids[P..], second));
+        for other in [plain(), salted("b"), salted("")] {
+            assert_eq!(pages.hold_common(&other, &ids), Common::default(), "{other:?}");
+        }
+        assert_eq!(pages.hold_common(&salted("a"), &ids).pages, [first, second]);
+        // Without one pages are what they were.
+        let (_, n) = run(&mut pages, &ids);
+        assert_eq!(n, 2);
     }
 
     #[test]
@@ -479,9 +564,9 @@ mod tests {
         assert_eq!((pages.n_free(), pages.n_kept()), (0, 4));
         // One page more: the second one of the older goes.
         let (held, _) = run(&mut pages, &tokens(P, 3));
-        let common = pages.hold_common(0, &old).pages;
+        let common = pages.hold_common(&plain(), &old).pages;
         assert_eq!(common.len(), 1);
-        assert_eq!(pages.hold_common(0, &new).pages.len(), 2);
+        assert_eq!(pages.hold_common(&plain(), &new).pages.len(), 2);
         // All are held now.
         assert!(!pages.promise(1));
         common.into_iter().chain(held).for_each(|id| pages.release(id));
@@ -494,7 +579,7 @@ mod tests {
         assert!(pages.promise(2) && !pages.promise(2) && pages.promise(1));
         let held: Vec<PageId> = (0..3).filter_map(|_| pages.take()).collect();
         assert_eq!((held.len(), pages.take()), (3, None));
-        assert!(!pages.list(None, 0, &tokens(P, 1), held[0]));
+        assert!(!pages.list(None, &plain(), &tokens(P, 1), held[0]));
         held.into_iter().for_each(|id| pages.release(id));
         assert_eq!((pages.n_free(), pages.n_kept()), (3, 0));
     }
@@ -505,10 +590,10 @@ mod tests {
         let ids = tokens(P, 1);
         assert!(pages.promise(2));
         let [a, b] = [pages.take().expect("promised"), pages.take().expect("promised")];
-        assert!(pages.list(None, 0, &ids, a) && !pages.list(None, 0, &ids, b));
+        assert!(pages.list(None, &plain(), &ids, a) && !pages.list(None, &plain(), &ids, b));
         pages.release(b);
         pages.release(a);
-        assert_eq!((pages.n_free(), pages.n_kept(), pages.hold_common(0, &ids).pages), (3, 1, vec![a]));
+        assert_eq!((pages.n_free(), pages.n_kept(), pages.hold_common(&plain(), &ids).pages), (3, 1, vec![a]));
     }
 
     #[test]
@@ -516,17 +601,17 @@ mod tests {
         let mut pages = Pages::new(9, true, Some(2), 0);
         let ids = tokens(3 * P, 1);
         let (held, _) = run(&mut pages, &ids);
-        assert_eq!(pages.hold_common(0, &ids), Common::default(), "no states after any page");
+        assert_eq!(pages.hold_common(&plain(), &ids), Common::default(), "no states after any page");
         let copy = pages.take_copy(held[1]);
         assert!(copy.is_some() && pages.take_copy(held[1]).is_none(), "one is enough");
-        assert_eq!(pages.hold_common(0, &ids), Common { pages: held[..2].to_vec(), copy, on_host: vec![] });
+        assert_eq!(pages.hold_common(&plain(), &ids), Common { pages: held[..2].to_vec(), copy, on_host: vec![] });
         // The place of the page that was used longest ago.
         let (others, _) = run(&mut pages, &tokens(2 * P, 9));
         let second = pages.take_copy(others[0]);
         assert_eq!(pages.take_copy(others[1]), copy);
         assert_ne!(second, copy);
-        assert_eq!(pages.hold_common(0, &ids), Common::default());
-        assert_eq!(pages.hold_common(0, &tokens(2 * P, 9)).copy, copy);
+        assert_eq!(pages.hold_common(&plain(), &ids), Common::default());
+        assert_eq!(pages.hold_common(&plain(), &tokens(2 * P, 9)).copy, copy);
     }
 
     /// All pages but `n` go to the host's memory, each of which holds its number.
@@ -548,7 +633,7 @@ mod tests {
         // Those after others first.
         assert_eq!(spill(&mut pages, 2), [held[2], held[1]]);
         assert_eq!((pages.n_free(), pages.n_kept(), pages.on_host()), (2, 1, (2, 8)));
-        let Common { pages: on_device, on_host, .. } = pages.hold_common(0, &ids);
+        let Common { pages: on_device, on_host, .. } = pages.hold_common(&plain(), &ids);
         assert_eq!((on_device, on_host.len()), (held[..1].to_vec(), 2));
         assert!(pages.promise(2));
         for (content, old) in on_host.into_iter().zip(&held[1..]) {
@@ -558,7 +643,7 @@ mod tests {
             assert_eq!(pages.on_host_of(content), None);
         }
         assert_eq!((pages.n_free(), pages.n_kept(), pages.on_host()), (0, 0, (0, 0)));
-        assert_eq!(pages.hold_common(0, &ids).pages.len(), 3);
+        assert_eq!(pages.hold_common(&plain(), &ids).pages.len(), 3);
         assert!(pages.next_to_go(1).is_none(), "all are held");
     }
 
@@ -568,17 +653,17 @@ mod tests {
         let [old, new] = two_kept(&mut pages);
         spill(&mut pages, 4);
         assert_eq!((pages.n_free(), pages.on_host()), (4, (3, 12)));
-        let n_on_host = |pages: &mut Pages, ids| pages.hold_common(0, ids).on_host.len();
+        let n_on_host = |pages: &mut Pages, ids| pages.hold_common(&plain(), ids).on_host.len();
         assert_eq!((n_on_host(&mut pages, &old), n_on_host(&mut pages, &new)), (1, 2));
         // What is computed again need not come back, and what follows it is found after it.
         let id = pages.promise(1).then(|| pages.take()).flatten().expect("pages are free");
-        assert!(pages.list(None, 0, &new[..P], id));
+        assert!(pages.list(None, &plain(), &new[..P], id));
         assert_eq!(pages.on_host(), (2, 8));
-        let common = pages.hold_common(0, &new);
+        let common = pages.hold_common(&plain(), &new);
         assert_eq!((common.pages, common.on_host.len()), (vec![id], 1));
         pages.forget();
         assert_eq!(pages.on_host(), (0, 0));
-        assert_eq!(pages.hold_common(0, &old), Common::default());
+        assert_eq!(pages.hold_common(&plain(), &old), Common::default());
     }
 
     #[test]
@@ -589,9 +674,76 @@ mod tests {
         pages.release(held[2]);
         pages.forget();
         assert_eq!((pages.n_free(), pages.n_kept()), (3, 0));
-        assert_eq!(pages.hold_common(0, &ids), Common::default());
+        assert_eq!(pages.hold_common(&plain(), &ids), Common::default());
         pages.release(held[0]);
         pages.release(held[1]);
         assert_eq!(pages.n_free(), 5);
+    }
+
+    /// What goes next, by looking at all that is listed.
+    fn oldest_of_all(pages: &Pages, at: usize) -> Option<ContentId> {
+        let follows = |id: ContentId, at: usize| {
+            pages
+                .contents
+                .values()
+                .any(|other| other.key.0 == After::Page(id) && usize::from(matches!(other.place, Place::Host(_))) == at)
+        };
+        let may_go = pages.contents.iter().filter(|&(&id, content)| match content.place {
+            Place::Device(page) => {
+                at == ON_DEVICE && pages.pages[page as usize].n_holders == 0 && !follows(id, ON_DEVICE)
+            }
+            Place::Host(_) => at == ON_HOST && !follows(id, ON_DEVICE) && !follows(id, ON_HOST),
+        });
+        may_go.min_by_key(|(_, content)| content.used_at).map(|(&id, _)| id)
+    }
+
+    /// Sequences with a few beginnings in common begin and end in any order, and pages go to the host and come back.
+    #[test]
+    fn what_goes_next_is_known_without_looking_at_all() {
+        let mut seed = 3u64;
+        let mut below = |n: usize| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((seed >> 33) as usize) % n
+        };
+        let (mut pages, mut running) = (Pages::new(24, true, Some(3), 60), Vec::<Vec<PageId>>::new());
+        let mut n_compared = 0;
+        for _ in 0..4000 {
+            if running.len() > 2 || (below(3) == 0 && !running.is_empty()) {
+                let ended = running.swap_remove(below(running.len()));
+                ended.into_iter().for_each(|id| pages.release(id));
+            } else {
+                let ids: Vec<u32> = (0..1 + below(5)).flat_map(|_| tokens(P, below(2) as u32)).collect();
+                let Common { pages: mut held, on_host, .. } = pages.hold_common(&plain(), &ids);
+                if !pages.promise(ids.len() / P - held.len()) {
+                    held.into_iter().for_each(|id| pages.release(id));
+                    continue;
+                }
+                for content in on_host {
+                    if pages.on_host_of(content).is_some() {
+                        let id = pages.take().expect("it was promised");
+                        pages.came_back(content, id);
+                        held.push(id);
+                    }
+                }
+                for ids in ids.chunks(P).skip(held.len()) {
+                    let (before, id) = (held.last().copied(), pages.take().expect("it was promised"));
+                    pages.list(before, &plain(), ids, id);
+                    pages.take_copy(id);
+                    held.push(id);
+                }
+                running.push(held);
+            }
+            if below(4) == 0 {
+                spill(&mut pages, 1 + below(20));
+            }
+            for at in [ON_DEVICE, ON_HOST] {
+                let next = pages.may_go[at].first().map(|&(_, id)| id);
+                assert_eq!(next, oldest_of_all(&pages, at));
+                n_compared += usize::from(next.is_some());
+            }
+        }
+        assert!(n_compared > 3000, "{n_compared}");
+        running.into_iter().flatten().for_each(|id| pages.release(id));
+        assert_eq!(pages.n_free() + pages.n_kept(), pages.len());
     }
 }

@@ -10,16 +10,29 @@ use super::watched::Watched;
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::error::Error;
-use crate::generate::{Model, TokenGuide, guide};
+use crate::generate::{Model, TokenGuide, Written, guide};
 use crate::recording::MemoryPlan;
 #[cfg(not(target_arch = "wasm32"))]
 use crate::recovery::Recovery;
 
-/// A request with the driver's end of its stream, and what its text has to match.
+/// A request with the driver's end of its stream.
 pub(super) struct Waiting {
+    /// Of a text that has begun, its tokens come after the prompt's.
     pub request: Request,
     pub teller: Teller,
-    pub guide: Option<Box<dyn TokenGuide>>,
+    pub text: Text,
+}
+
+/// How far the text of one that waits has come.
+pub(super) enum Text {
+    /// What it has to match, if it has to match something.
+    New(Option<Box<dyn TokenGuide>>),
+    /// It began and has to wait for pages again.
+    Begun {
+        written: Box<Written>,
+        /// Tokens of the prompt.
+        n_prompt: usize,
+    },
 }
 
 /// What an engine and its drivers share.
@@ -188,7 +201,7 @@ impl Shared {
         })
     }
 
-    /// Puts back a request that could not begin for want of pages.
+    /// Puts back a request that cannot begin or go on for want of pages: it is the next of its priority.
     pub fn put_back(&self, driver: usize, waiting: Waiting) {
         self.state.with(|state| {
             state.waiting.push_front(waiting);
@@ -374,7 +387,7 @@ impl Engine {
         self.shared.state.change(|state| {
             state.expect_room(self.shared.max_queued)?;
             state.n_submitted += 1;
-            state.waiting.push_back(Waiting { request, teller, guide });
+            state.waiting.push_back(Waiting { request, teller, text: Text::New(guide) });
             Ok(stream)
         })
     }

@@ -1,8 +1,8 @@
 //! A request that is computed.
 
 use super::options::Request;
-use super::pages::{Common, ContentId, PageId, Pages};
-use super::queue::Waiting;
+use super::pages::{Beginning, Common, ContentId, PageId, Pages};
+use super::queue::{Text, Waiting};
 use super::stream::Teller;
 use crate::error::Error;
 use crate::generate::{Completed, Logprobs, Model, Piece, StopReason, Written};
@@ -20,14 +20,16 @@ pub(super) struct Sequence {
     /// Tokens, from the first one on, whose keys and values are in pages, or that a state has seen.
     n_cached: usize,
     pages: Vec<PageId>,
-    /// Of them the ones that are listed, from the first one on; `None` once one could not be.
+    /// Of them the ones that are listed, from the first one on; `None` once one of a prompt could not be.
     n_listed: Option<usize>,
     /// Pages that are promised and not taken.
     n_promised: usize,
+    /// Pages that it has at its end, at most.
+    most_pages: usize,
     /// Its place among states and tokens.
     pub slot: u32,
-    /// The row of angles of position 0.
-    angles: u32,
+    /// What it must have in common with others, beside tokens, to share pages with them.
+    beginning: Beginning,
     /// The copy of states that it goes on from, until it has them.
     pub copy: Option<u32>,
     /// What it has in common with earlier ones and the host's memory has, until that is back.
@@ -37,41 +39,60 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// Begins a request at a free place, with the pages that an earlier one has in common with it. Without enough pages it
-    /// cannot begin and is given back.
+    /// Begins a request at a free place, or goes on with one that had to wait again, with the pages that an earlier one has in
+    /// common with it. Without enough pages it cannot begin and is given back.
     pub fn begin(
         model: &Model,
-        Waiting { mut request, teller, guide }: Waiting,
+        Waiting { mut request, teller, text }: Waiting,
         slot: u32,
         pages: &mut Pages,
     ) -> Result<Sequence, Box<Waiting>> {
-        let n_prompt = request.ids.len();
-        let angles = model.transformer().angles(n_prompt as u32);
+        let n_prompt = match &text {
+            Text::New(_) => request.ids.len(),
+            Text::Begun { n_prompt, .. } => *n_prompt,
+        };
+        let angles = model.transformer().angles(request.ids.len() as u32);
+        let beginning = Beginning { angles, salt: request.cache_salt.as_deref().map(Into::into) };
         // The last token is computed in any case: what comes after it is chosen there.
-        let Common { pages: held, copy, on_host } = pages.hold_common(angles, &request.ids[..n_prompt - 1]);
+        let Common { pages: held, copy, on_host } =
+            pages.hold_common(&beginning, &request.ids[..request.ids.len() - 1]);
         let most = n_prompt.saturating_add(request.options.max_tokens).min(model.context_length() as usize);
-        let n_promised = most.div_ceil(PAGE as usize) - held.len();
+        let most_pages = most.div_ceil(PAGE as usize);
+        let n_promised = most_pages.saturating_sub(held.len());
         if !pages.promise(n_promised) {
             held.into_iter().for_each(|id| pages.release(id));
-            return Err(Box::new(Waiting { request, teller, guide }));
+            return Err(Box::new(Waiting { request, teller, text }));
         }
         let n_cached = held.len() * PAGE as usize;
         Ok(Sequence {
-            written: Written::new(model, &request.ids, &request.options, guide),
+            written: match text {
+                Text::New(guide) => Written::new(model, &request.ids, &request.options, guide),
+                Text::Begun { written, .. } => *written,
+            },
             ids: std::mem::take(&mut request.ids),
             n_prompt,
             n_cached,
             n_listed: Some(held.len()),
             pages: held,
             n_promised,
+            most_pages,
             slot,
-            angles,
+            beginning,
             copy,
             on_host,
             has_tokens: false,
             request,
             teller,
         })
+    }
+
+    /// Has it wait again, with its tokens; what it holds is given back.
+    pub fn wait(self, pages: &mut Pages) -> Waiting {
+        let Sequence { mut request, teller, written, ids, n_prompt, pages: held, n_promised, .. } = self;
+        held.into_iter().for_each(|id| pages.release(id));
+        pages.renounce(n_promised);
+        request.ids = ids;
+        Waiting { request, teller, text: Text::Begun { written: Box::new(written), n_prompt } }
     }
 
     pub fn ids(&self) -> &[u32] {
@@ -92,9 +113,11 @@ impl Sequence {
         &self.ids[self.n_cached..][..n]
     }
 
-    /// Says that it begins.
+    /// Says that it begins, unless it did before.
     pub fn tell_begin(&self) {
-        self.teller.begin(self.n_prompt, self.n_cached);
+        if self.ids.len() == self.n_prompt {
+            self.teller.begin(self.n_prompt, self.n_cached);
+        }
     }
 
     /// Pages that it takes for the next `n` tokens.
@@ -107,15 +130,14 @@ impl Sequence {
         &self.pages
     }
 
-    /// Whether it surely goes on after `n` more tokens, and the host has nothing to do before: no logits to read, no other
-    /// angles, and, where states are copied at the ends of pages, no such end.
-    pub fn goes_on_after(&self, n: usize, model: &Model, copies: bool) -> bool {
+    /// Whether it surely goes on after `n` more tokens, and the host has nothing to do before: no logits to read and no other
+    /// angles.
+    pub fn goes_on_after(&self, n: usize, model: &Model) -> bool {
         let len = self.ids.len() + n;
         self.request.options.logprobs.is_none()
             && len - self.n_prompt < self.request.options.max_tokens
             && len <= model.context_length() as usize
-            && model.transformer().angles(len as u32) == self.angles
-            && !(copies && (self.n_cached + n).is_multiple_of(PAGE as usize))
+            && model.transformer().angles(len as u32) == self.beginning.angles
     }
 
     /// Takes the pages for the next `n` tokens.
@@ -153,7 +175,7 @@ impl Sequence {
             pos: self.n_cached as u32,
             n_tokens,
             token: self.ids[self.n_cached],
-            angles: self.angles,
+            angles: self.beginning.angles,
             slot: self.slot,
             pages: self.pages.clone(),
         }
@@ -172,38 +194,51 @@ impl Sequence {
         (self.n_cached.is_multiple_of(PAGE as usize) && n > 0 && self.n_listed == Some(n)).then(|| self.pages[n - 1])
     }
 
-    /// A pass over its next `n` tokens was submitted. Pages that are whole now are listed.
-    pub fn computed(&mut self, n: usize, pages: &mut Pages) {
+    /// A pass over the next `n` tokens of a prompt was submitted. Pages that are whole now are listed.
+    pub fn computed_prompt(&mut self, n: usize, pages: &mut Pages) {
         self.n_cached += n;
         while let Some(at) = self.n_listed.filter(|at| (at + 1) * PAGE as usize <= self.n_cached) {
             let before = at.checked_sub(1).map(|before| self.pages[before]);
             let ids = &self.ids[at * PAGE as usize..][..PAGE as usize];
-            self.n_listed = pages.list(before, self.angles, ids, self.pages[at]).then_some(at + 1);
+            self.n_listed = pages.list(before, &self.beginning, ids, self.pages[at]).then_some(at + 1);
         }
     }
 
-    /// Computes all of it again where a sequence as long as it has other angles.
-    pub fn choose_angles(&mut self, model: &Model, pages: &mut Pages) {
+    /// A pass over rows has computed its next token. The page is not listed, nor any after it: prompts have other bits there.
+    pub fn computed_row(&mut self) {
+        self.n_cached += 1;
+    }
+
+    /// Computes all of it again where a sequence as long as it has other angles. False if there are too few pages for that, as
+    /// [`Sequence::begin_anew`] says.
+    pub fn choose_angles(&mut self, model: &Model, pages: &mut Pages) -> bool {
         let angles = model.transformer().angles(self.ids.len() as u32);
-        if angles != self.angles {
-            self.angles = angles;
-            self.forget(pages);
+        if angles == self.beginning.angles {
+            return true;
         }
+        self.beginning.angles = angles;
+        self.begin_anew(pages)
     }
 
-    /// Gives its pages back and has as many promised.
-    pub fn forget(&mut self, pages: &mut Pages) {
-        let n = self.pages.len();
+    /// The pages that it holds and those that it was promised are there no more.
+    pub fn lose_pages(&mut self) {
+        self.pages.clear();
+        self.n_promised = 0;
+    }
+
+    /// Gives its pages back and has all that it needs promised, to compute all of it again. False, with none promised, if there are too few:
+    /// other sequences may still hold those that it had in common with them. It has to wait then.
+    pub fn begin_anew(&mut self, pages: &mut Pages) -> bool {
         self.pages.drain(..).for_each(|id| pages.release(id));
-        // They are free or kept now, so that this holds.
-        if pages.promise(n) {
-            self.n_promised += n;
-        }
+        pages.renounce(self.n_promised);
         self.n_cached = 0;
         self.copy = None;
         self.on_host.clear();
         self.n_listed = Some(0);
         self.has_tokens = false;
+        let has_room = pages.promise(self.most_pages);
+        self.n_promised = if has_room { self.most_pages } else { 0 };
+        has_room
     }
 
     /// What the kernels choose its next token by; a row that is greedy is not drawn.

@@ -124,7 +124,7 @@ impl GenerateOptions {
     pub const MOST_LOGPROBS: u32 = 100;
 
     /// Texts at most that end a generation: each is compared with every byte of the text.
-    pub const MOST_STOPS: usize = 64;
+    pub const MOST_STOPS: usize = 128;
 
     /// Bytes at most of a text that ends a generation: as many may be held back.
     pub const MOST_STOP_BYTES: usize = 1024;

@@ -303,6 +303,7 @@ impl Sink for Restoring<'_> {
         }
         let words = words_of(bytes);
         let vocab_size = self.session.model.config().vocab_size;
+        let end_of_tensor = at as usize / 4 + words.len();
         for (i, &word) in words.iter().enumerate() {
             let (offset, nth) = (tensor.offset + at + 4 * i as u64, at as usize / 4 + i);
             match &mut cached.states {
@@ -321,6 +322,14 @@ impl Sink for Restoring<'_> {
                     return Err(own.broken(format!("token {nth}"), offset, expected, word.to_string()));
                 }
             }
+        }
+        // A session at rest has cached as much as its latest state has seen.
+        if let Some(states) = cached.states.filter(|_| tensor.name == "states" && end_of_tensor == N_STATES)
+            && !states.contains(&cached.n)
+        {
+            let found = states.into_iter().max().unwrap_or(0);
+            let expected = format!("one after {}, as many as are cached", cached.n);
+            return Err(own.broken("the latest state", tensor.offset, expected, format!("one after {found}")));
         }
         Ok(4 * words.len())
     }

@@ -173,7 +173,9 @@ impl ProductPlan {
         // Sums in one order cannot be split.
         let k = if linear.batch_invariant { 0 } else { w.cols() };
         let usual = || usual_tile(target, (kernel, Some(w.weight())), [m, w.rows(), k], w.cols().is_multiple_of(4));
-        let choice = tuned(target, kernel, w, m).unwrap_or_else(usual);
+        // Variants add up in other orders: what is to be the same for any number of rows has the usual one.
+        let is_same = |choice: &Choice| !linear.batch_invariant || choice.tier == usual().tier;
+        let choice = tuned(target, kernel, w, m).filter(is_same).unwrap_or_else(usual);
         let tile = Tile::of(choice);
         let mut plan = ProductPlan { kernel, tier: choice.tier, constants: Vec::new(), tile, n_splits: 1 };
         plan.n_splits = plan.splits(target, linear, m);

@@ -167,6 +167,7 @@ pub struct Answers {
     decoder: Arc<Decoder>,
     metrics: Arc<Metrics>,
     since: Instant,
+    cache_salt: Option<String>,
     deadline: Instant,
     waiting: VecDeque<Waiting>,
     running: Vec<Running>,
@@ -209,6 +210,7 @@ impl Answers {
             decoder,
             metrics,
             since: since.at,
+            cache_salt: since.cache_salt.clone(),
             deadline,
             waiting,
             running: Vec::new(),
@@ -242,7 +244,8 @@ impl Answers {
             let options = GenerateOptions { seed, ..ask.choices.options.clone() };
             let tokenizer = self.decoder.model().tokenizer()?;
             let end_ids = options.end_ids(Some(tokenizer));
-            let request = Request { deadline: Some(self.deadline), ..Request::new(ask.ids.clone(), options) };
+            let (deadline, cache_salt) = (Some(self.deadline), self.cache_salt.clone());
+            let request = Request { deadline, cache_salt, ..Request::new(ask.ids.clone(), options) };
             let stream = match self.decoder.engine.submit(request) {
                 Err(Error::Busy { .. }) if may_wait => return Ok(()),
                 stream => stream?,

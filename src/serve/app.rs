@@ -230,11 +230,32 @@ fn broken() -> ApiError {
     ApiError::refusal(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed at this request")
 }
 
-/// When a request came, and what its trace is made of.
+/// When a request came, what its trace is made of, and whose beginnings it shares.
 #[derive(Clone)]
 pub struct Since {
     pub at: Instant,
     pub trace: Trace,
+    /// See [`Request::cache_salt`](crate::engine::Request::cache_salt): of the key, and of the field of that name.
+    pub cache_salt: Option<String>,
+}
+
+impl Since {
+    /// Bytes of the field at most.
+    const MOST_SALT_BYTES: usize = 256;
+
+    fn salted(mut self, request: &Json) -> Result<Since, ApiError> {
+        let Some(fields) = Fields::of(request).ok().filter(|fields| fields.get("cache_salt").is_some()) else {
+            return Ok(self);
+        };
+        match fields.text("cache_salt")? {
+            Some(salt) if (1..=Self::MOST_SALT_BYTES).contains(&salt.len()) => {
+                // A key is told in hexadecimal digits, so that no two pairs of key and field are one text.
+                self.cache_salt = Some(format!("{} {salt}", self.cache_salt.unwrap_or_default()));
+                Ok(self)
+            }
+            _ => Err(fields.wrong("cache_salt", &format!("a text of 1 to {} bytes", Self::MOST_SALT_BYTES))),
+        }
+    }
 }
 
 /// A request's JSON.
@@ -260,7 +281,7 @@ impl FromRequest<Arc<App>> for Asked {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Asked, ApiError> {
         let since = request.extensions().get().cloned();
-        let since = since.unwrap_or_else(|| Since { at: Instant::now(), trace: Trace::default() });
+        let since = since.unwrap_or_else(|| Since { at: Instant::now(), trace: Trace::default(), cache_salt: None });
         check_headers(request.headers(), request.uri().path().starts_with("/v1/"), app.limits.body_bytes)?;
         let awaits_body = request.extensions().get::<Arc<AtWork>>().cloned().map(AtWork::awaits_body);
         let (body, held) = app.read(request.into_body()).await?;
@@ -277,7 +298,8 @@ impl FromRequest<Arc<App>> for Asked {
             ..SMALL_BODY => parse(&body),
             _ => app.prepare(move || parse(&body)).await,
         };
-        Ok(Asked { json: json?, since, _held: held })
+        let json = json?;
+        Ok(Asked { since: since.salted(&json)?, json, _held: held })
     }
 }
 

@@ -116,13 +116,13 @@ impl Guard {
         self.origins.iter().any(|named| named == origin)
     }
 
-    /// Refuses a request without one of the keys, if there are some.
+    /// Refuses a request without one of the keys, if there are some. Returns what tells the key from others, without being it.
     ///
     /// # Errors
     /// `invalid_api_key`.
-    pub fn check_key(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+    pub fn check_key(&self, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         if self.keys.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let given = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
         let scheme = b"bearer ";
@@ -134,7 +134,7 @@ impl Guard {
         let given: [u8; 32] = Sha256::digest(key).into();
         let is_right = self.keys.iter().fold(Choice::from(0), |found, own| found | own.ct_eq(&given));
         match bool::from(is_right) {
-            true => Ok(()),
+            true => Ok(Some(given.iter().map(|byte| format!("{byte:02x}")).collect())),
             false => {
                 let message = "the request has no valid key; send it as `Authorization: Bearer KEY`";
                 Err(ApiError::refusal(StatusCode::UNAUTHORIZED, "invalid_api_key", message))

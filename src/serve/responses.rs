@@ -37,6 +37,7 @@ const FIELDS: &[&str] = &[
     "text",
     "include",
     "user",
+    "cache_salt",
 ];
 
 /// What a request may have included. The second one is nothing here, and clients that keep no answers ask for it.

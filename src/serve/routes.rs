@@ -64,7 +64,7 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     let since = Instant::now();
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let span = app.telemetry.request(&request, route.as_deref());
-    request.extensions_mut().insert(Since { at: since, trace: span.trace() });
+    let trace = span.trace();
     let endpoint = route.unwrap_or_else(|| OTHER.into());
     let is_ollama = request.uri().path().starts_with("/api/");
     let framed = check_framing(&request);
@@ -80,13 +80,16 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     let checked = framed.and_then(|()| app.guard.check_source(request.uri(), request.headers()));
     let preflight = app.guard.preflight(request.method(), request.headers());
     let checked = checked.and_then(|()| match OPEN.contains(&watch.endpoint.as_str()) || preflight.is_some() {
-        true => Ok(()),
+        true => Ok(None),
         false => app.guard.check_key(request.headers()),
     });
     let mut response = match (checked, preflight) {
         (Err(refusal), _) => refusal.into_response(),
-        (Ok(()), Some(told)) => (StatusCode::NO_CONTENT, told).into_response(),
-        (Ok(()), None) => next.run(request).await,
+        (Ok(_), Some(told)) => (StatusCode::NO_CONTENT, told).into_response(),
+        (Ok(cache_salt), None) => {
+            request.extensions_mut().insert(Since { at: since, trace, cache_salt });
+            next.run(request).await
+        }
     };
     let code = response.extensions().get::<ApiError>().map(|error| error.code);
     if is_ollama && let Some(error) = response.extensions().get::<ApiError>() {

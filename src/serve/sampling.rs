@@ -28,6 +28,7 @@ pub const FIELDS: &[&str] = &[
     "top_k",
     "min_p",
     "repeat_penalty",
+    "cache_salt",
 ];
 
 /// More tokens than any context holds.

@@ -138,6 +138,38 @@ fn a_file_that_is_not_this_sessions_is_refused_and_changes_nothing() {
     assert_eq!(next, want);
 }
 
+/// Of layers with a state, a file says after which positions it has one. Passes go on from the one after all that is cached: a file
+/// without it would have them go on from another.
+#[test]
+fn a_file_without_the_state_that_its_session_goes_on_from_is_refused() {
+    let Some(data) = common::data(&["tiny-random"]) else { return };
+    for name in ["lfm2", "qwen35", "granite-hybrid"] {
+        let path = data.join("tiny-random").join(name);
+        let model = Model::load(&common::cpu(), path, LoadOptions::default()).unwrap();
+        for n in [1, 7, 20] {
+            let ids: Vec<u32> = (3..3 + n).collect();
+            let mut session = model.session().unwrap();
+            block_on(session.logits(&ids)).unwrap();
+            let bytes = block_on(session.to_bytes("")).unwrap();
+            let header = Safetensors::parse(&bytes, bytes.len() as u64).unwrap();
+            let at = header.tensor("states").unwrap().offset as usize;
+            let mut other = model.session().unwrap();
+            other.restore_bytes(&bytes).unwrap();
+            assert_eq!(other.tokens(), ids);
+            // None at all, and an earlier one alone.
+            let earlier = (0..4).map(|turn| if turn == n % 4 { 0 } else { (n / 4 * 4 + turn).saturating_sub(4) });
+            for states in [vec![0; 4], earlier.collect()] {
+                let mut crafted = bytes.clone();
+                crafted[at..at + 16].copy_from_slice(bytemuck::cast_slice(&states[..]));
+                let error = other.restore_bytes(&crafted).unwrap_err().to_string();
+                let expected = format!("one after {n}, as many as are cached");
+                assert!(error.contains("state") && error.contains(&expected), "{name}, {states:?}: {error}");
+                assert_eq!(other.tokens(), ids, "{name}: as it was");
+            }
+        }
+    }
+}
+
 /// A file cut off anywhere, or with any byte of its header changed, is an error or the session that it was.
 #[test]
 fn no_damage_to_a_file_is_fatal() {

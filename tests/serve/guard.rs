@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use serde_json::json;
+use serde_json::{Value as Json, json};
 use tilewright::serve::{Server, ServerOptions};
 
 use super::client::{Connection, get, request, send};
@@ -104,6 +104,35 @@ fn a_key_is_needed_where_there_is_one() {
     assert_eq!(refused.json()["error"]["code"], json!("invalid_api_key"));
     assert!(get(server.address, "/api/tags").json()["error"].is_string());
     assert_eq!(get(server.address, "/health").status, 200);
+}
+
+/// What a request found computed tells nothing of what others have sent.
+#[test]
+fn a_key_and_a_salt_find_their_own_beginnings_alone() {
+    let server = own(|_, options| options.api_keys = vec!["first".into(), "second".into()]);
+    let cached = |key: &str, path: &str, salt: Json| {
+        let text = "Once upon a time there was a dog. ".repeat(12);
+        let mut body = match path {
+            "/v1/responses" => json!({"model": "story", "input": text, "max_output_tokens": 1}),
+            _ => json!({"model": "story", "prompt": text, "max_tokens": 1}),
+        };
+        body["cache_salt"] = salt;
+        let headers = [("authorization", key), ("content-type", "application/json")];
+        let usage = send(server.address, "POST", path, &headers, body.to_string().as_bytes()).json()["usage"].clone();
+        let details = ["prompt_tokens_details", "input_tokens_details"].into_iter().find_map(|name| usage.get(name));
+        details.and_then(|details| details["cached_tokens"].as_u64()).unwrap_or_else(|| panic!("{usage}"))
+    };
+    for path in ["/v1/completions", "/v1/responses"] {
+        for (key, salt) in [
+            ("Bearer first", json!(null)),
+            ("Bearer second", json!(null)),
+            ("Bearer first", json!("s")),
+            ("Bearer second", json!("s")),
+        ] {
+            assert_eq!(cached(key, path, salt.clone()), 0, "{path}: {key}, {salt}");
+            assert!(cached(key, path, salt.clone()) >= 64, "{path}: {key}, {salt}");
+        }
+    }
 }
 
 #[test]
