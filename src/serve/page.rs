@@ -265,6 +265,7 @@ mod tests {
     #[tokio::test]
     async fn a_file_is_read_as_it_is_taken() {
         use http_body_util::BodyExt;
+        use hyper::body::Body as _;
 
         let folder = std::env::temp_dir().join(format!("tilewright-page-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();

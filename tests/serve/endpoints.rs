@@ -215,10 +215,10 @@ fn the_token_that_ends_a_text_is_not_told() {
     let (byte, _) = byte.into_iter().find(|(_, bytes)| bytes == &[0xf0]).expect("it is a token of a byte");
     let mut n_seen = 0;
     for (path, is_chat) in [("/v1/completions", false), ("/v1/chat/completions", true)] {
-        for (seed, bias) in [80, 84, 88, 92, 96, 98].into_iter().flat_map(|bias| (0..3).map(move |seed| (seed, bias))) {
+        for (seed, bias) in [(0, 80), (1, 80), (0, 82), (1, 82)] {
             // Either of the two at each step; which biases make them alike is the model's to say.
             let mut asked = json!({
-                "model": "story", "max_tokens": 8, "seed": seed, "temperature": 2, "top_k": 2, "top_p": 1, "min_p": 0,
+                "model": "story", "max_tokens": 3, "seed": seed, "temperature": 2, "top_k": 2, "top_p": 1, "min_p": 0,
                 "logit_bias": {byte.to_string(): 90, "2": bias},
             });
             match is_chat {
@@ -566,7 +566,7 @@ fn ollamas_clients_are_answered() {
         "{shown}"
     );
     assert_eq!((&shown["details"]["family"], &shown["details"]["format"]), (&json!("llama"), &json!("gguf")));
-    assert_eq!(shown["capabilities"], json!(["completion", "tools"]));
+    assert_eq!(shown["capabilities"], json!(["completion", "tools", "thinking"]));
     let told = &tags["models"][0];
     assert_eq!((told["digest"].as_str().unwrap().len(), &told["details"]["family"]), (64, &json!("llama")));
     // Texts that are not cut, and one that would be.

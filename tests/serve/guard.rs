@@ -217,7 +217,7 @@ fn a_folder_is_served_and_nothing_beside_it() {
 fn files_are_served_in_ranges() {
     let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-ranges");
     std::fs::create_dir_all(&folder).unwrap();
-    let bytes: Vec<u8> = (0..200_000u32).map(|at| (at * 31 >> 5) as u8).collect();
+    let bytes: Vec<u8> = (0..200_000u32).map(|at| ((at * 31) >> 5) as u8).collect();
     std::fs::write(folder.join("a.bin"), &bytes).unwrap();
     std::fs::write(folder.join("empty.bin"), "").unwrap();
     // It has holes only, and is more than any memory.

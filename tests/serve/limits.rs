@@ -117,7 +117,8 @@ fn defaults_are_those_of_the_document() {
         let row = &rows[name];
         assert!(row.starts_with(&value), "{name}: docs/limits.md has `{row}`, and the default is {value}");
     };
-    let bytes = |n: usize| if n % (1 << 20) == 0 { format!("{} MiB", n >> 20) } else { format!("{} KiB", n >> 10) };
+    let bytes =
+        |n: usize| if n.is_multiple_of(1 << 20) { format!("{} MiB", n >> 20) } else { format!("{} KiB", n >> 10) };
     says("connections", limits.connections.to_string());
     says("header bytes", bytes(limits.header_bytes));
     says("headers", limits.headers.to_string());
