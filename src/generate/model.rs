@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 #[cfg(feature = "lora")]
 use std::sync::Mutex;
-#[cfg(feature = "grammar")]
+#[cfg(any(feature = "grammar", not(target_arch = "wasm32")))]
 use std::sync::OnceLock;
 
 use super::Session;
