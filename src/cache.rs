@@ -1,13 +1,13 @@
 //! Files that outlive a run: where they are, and how they are written, so that whoever reads them finds all of it or nothing.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::load::{FNV_BASIS, fnv};
+use crate::load::Xxh64;
 
 /// The folder for them. `TILEWRIGHT_CACHE_DIR` moves it; empty turns it off.
 pub(crate) fn folder() -> Option<PathBuf> {
@@ -54,7 +54,7 @@ fn head(bytes: &[u8]) -> String {
 
 /// Tells a file that is what was written from one that is not.
 pub(crate) fn digest(bytes: &[u8]) -> String {
-    format!("{:016x}", fnv(FNV_BASIS, bytes))
+    format!("{:016x}", Xxh64::of(bytes))
 }
 
 /// A file in progress beside the place of the one that it is to replace.
@@ -73,10 +73,16 @@ impl Replacement {
             std::fs::create_dir_all(folder).map_err(io)?;
         }
         sweep(path);
-        // Other processes and threads may be writing the same file.
-        let turn = WRITTEN.fetch_add(1, Ordering::Relaxed);
-        let part = path.with_extension(format!("part{}-{turn}", std::process::id()));
-        let file = File::create(&part).map_err(io)?;
+        let (part, file) = loop {
+            // Other processes and threads may be writing the same file.
+            let turn = WRITTEN.fetch_add(1, Ordering::Relaxed);
+            let part = path.with_extension(format!("part{}-{turn}", std::process::id()));
+            // Never what is there: a link of that name could lead to any file of the user's.
+            match File::create_new(&part) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                created => break (part, created.map_err(io)?),
+            }
+        };
         may_die();
         Ok(Replacement { path: path.to_path_buf(), part, file: Some(file) })
     }
@@ -171,6 +177,24 @@ mod tests {
         }
         write_checked(&path, b"").unwrap();
         assert_eq!(read_checked(&path).as_deref(), Some(&b""[..]));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// Whoever may write to the folder can guess the names of parts.
+    #[cfg(unix)]
+    #[test]
+    fn links_in_the_place_of_parts_are_not_followed() {
+        let folder = folder("links");
+        let (path, other) = (folder.join("a.tuning.json"), folder.join("other"));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(&other, "of the user").unwrap();
+        for turn in 0..1000 {
+            let part = folder.join(format!("a.tuning.part{}-{turn}", std::process::id()));
+            std::os::unix::fs::symlink(&other, part).unwrap();
+        }
+        write(&path, b"1").unwrap();
+        assert_eq!(std::fs::read(&other).unwrap(), b"of the user");
+        assert!(!path.is_symlink() && std::fs::read(&path).unwrap() == b"1");
         std::fs::remove_dir_all(folder).unwrap();
     }
 

@@ -339,10 +339,30 @@ fn show_bytes(bytes: u64) -> String {
     }
 }
 
+/// The byte order mark, which is none of a text that it begins.
+const MARK: char = '\u{feff}';
+
+/// The text of a file.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be read, or is not UTF-8.
+fn read_text(path: &Path) -> Result<String, Error> {
+    text_of(path, std::fs::read_to_string(path))
+}
+
+/// What was read of a file or of stdin, without the byte order mark that editors and PowerShell put in front.
+fn text_of(path: &Path, read: io::Result<String>) -> Result<String, Error> {
+    let mut text = read.map_err(|source| Error::Io { path: path.into(), source })?;
+    if text.starts_with(MARK) {
+        text.drain(..MARK.len_utf8());
+    }
+    Ok(text)
+}
+
 /// A list of JSON objects in a file.
 #[cfg(any(feature = "chat", feature = "grammar"))]
 fn read_list(path: &Path) -> Result<Vec<serde_json::Value>, Error> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
+    let text = read_text(path)?;
     let objects = |list: &Vec<serde_json::Value>| list.iter().all(serde_json::Value::is_object);
     let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
     parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("another list".into()) }).map_err(|found| {

@@ -17,6 +17,7 @@ pub mod gguf_writer;
 pub(crate) mod own_file;
 pub mod quantize;
 pub mod safetensors;
+pub(crate) mod text;
 
 pub use block::BlockType;
 pub use config_json::ConfigJson;

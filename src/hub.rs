@@ -33,7 +33,7 @@ use serde::Deserialize;
 pub use address::Address;
 pub use error::HubError;
 
-use self::cache::Repo;
+use self::cache::{Content, Repo};
 use self::choice::{Choice, File, Folder};
 use self::client::Client;
 use self::digest::Digest;
@@ -81,7 +81,10 @@ impl HubOptions {
             found: "not set".into(),
         })?;
         let text = |name| variable(name).and_then(|value| value.into_string().ok());
-        let kept_token = || fs::read_to_string(home.as_ref()?.join("token")).ok();
+        let kept_token = || {
+            let text = fs::read_to_string(home.as_ref()?.join("token")).ok()?;
+            Some(text.strip_prefix('\u{feff}').unwrap_or(&text).to_owned())
+        };
         let is_set = |value: String| matches!(value.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE");
         Ok(HubOptions {
             endpoint: text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into()),
@@ -126,6 +129,34 @@ pub struct Cached {
     pub size_bytes: u64,
     /// When the latest of them was written.
     pub modified: SystemTime,
+}
+
+/// What [`Hub::verify`] found.
+#[derive(Debug, Default)]
+pub struct Verified {
+    /// Contents that were added up.
+    pub n_files: usize,
+    /// Their bytes.
+    pub size_bytes: u64,
+    /// Those that were not what they should be, and were removed.
+    pub damaged: Vec<Damaged>,
+    /// Files of which nothing says what they should be.
+    pub unknown: Vec<PathBuf>,
+}
+
+/// A content that was damaged.
+#[derive(Debug)]
+pub struct Damaged {
+    /// `owner/repo`.
+    pub repo: String,
+    /// Where it was.
+    pub path: PathBuf,
+    /// The digest that it should have, and the one that it had.
+    pub digests: [String; 2],
+    /// The commits and paths of the files that it was the content of.
+    pub files: Vec<(String, String)>,
+    /// Whether these have been downloaded again.
+    pub restored: Result<(), Error>,
 }
 
 /// A revision of a repository as the hub lists it.
@@ -215,6 +246,12 @@ impl Hub {
                 other => other,
             });
         }
+        if self.client.tells_token_in_clear() {
+            on_event(Event::Notice(&format!(
+                "the token goes to {} without encryption: whoever is on the way can read and use it",
+                self.client.endpoint()
+            )));
+        }
         let listing = match self.list_files(address, cached.is_ok()) {
             Err(Error::Hub(error)) if error.is_passing() && cached.is_ok() => {
                 on_event(Event::Notice(&format!("{error}; the copy in the cache is used")));
@@ -275,6 +312,72 @@ impl Hub {
             }
         }
         Ok(models)
+    }
+
+    /// Adds up all files in the cache, or those of the repository of an address: each time a model is used, its files are
+    /// looked at for their sizes alone. A content that is not what its name or the hub says is removed, and downloaded again
+    /// unless no request may be made. `on_event` hears of what was added up as of a download.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the cache cannot be read or written.
+    pub fn verify(&self, address: Option<&Address>, on_event: &mut dyn FnMut(Event<'_>)) -> Result<Verified, Error> {
+        let mut verified = Verified::default();
+        let names = match address {
+            Some(address) => vec![address.repo.clone()],
+            None => cache::repos(&self.cache)?,
+        };
+        for name in names {
+            self.verify_repo(&name, &mut verified, on_event)?;
+        }
+        Ok(verified)
+    }
+
+    fn verify_repo(
+        &self,
+        name: &str,
+        verified: &mut Verified,
+        on_event: &mut dyn FnMut(Event<'_>),
+    ) -> Result<(), Error> {
+        let repo = Repo::new(&self.cache, name);
+        let listed = |commit: &str| match self.is_offline {
+            true => Vec::new(),
+            false => self.list_files(&of_commit(name, commit), true).map_or(Vec::new(), |listing| listing.files),
+        };
+        let (contents, mut unknown) = repo.contents(listed)?;
+        verified.unknown.append(&mut unknown);
+        let total_bytes = contents.iter().map(|content| content.size).sum();
+        let mut done_bytes = 0;
+        for Content { path, size, digest, files } in contents {
+            let mut on_bytes = |bytes: u64| on_event(Event::Progress { done_bytes: done_bytes + bytes, total_bytes });
+            let found = digest::of_file(&path, &digest, &mut on_bytes)?;
+            done_bytes += size;
+            verified.n_files += 1;
+            verified.size_bytes += size;
+            if found == digest {
+                continue;
+            }
+            fs::remove_file(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+            let restored = files.iter().try_for_each(|(commit, file)| self.restore(name, &repo, commit, file));
+            let digests = [digest.to_string(), found.to_string()];
+            verified.damaged.push(Damaged { repo: name.into(), path, digests, files, restored });
+        }
+        Ok(())
+    }
+
+    /// Downloads a file of a commit that is gone from the cache.
+    fn restore(&self, name: &str, repo: &Repo, commit: &str, path: &str) -> Result<(), Error> {
+        let address = of_commit(name, commit);
+        if self.is_offline {
+            let found = format!("{path} was damaged, and is removed");
+            return Err(HubError::Offline { address: address.to_string(), found, cache: self.cache.clone() }.into());
+        }
+        let listing = self.list_files(&address, false)?;
+        let wanted: Vec<File> = listing.files.iter().filter(|file| file.path == path).cloned().collect();
+        if wanted.is_empty() {
+            let (wanted, available) = (format!("no {path}"), Vec::new());
+            return Err(HubError::Choice { address: address.to_string(), wanted, available }.into());
+        }
+        self.complete(&address, repo, &listing, &wanted, &mut |_| {})
     }
 
     /// Removes a model from the cache: in one revision if the address names it, or else in all. What other models of the
@@ -402,6 +505,11 @@ impl Hub {
         let digest = file.digest.clone().or(said.digest).ok_or_else(|| missing("the file's digest"))?;
         Ok((size, digest))
     }
+}
+
+/// All of a repository at a commit.
+fn of_commit(repo: &str, commit: &str) -> Address {
+    Address { repo: repo.into(), path: None, quant: None, revision: Some(commit.into()) }
 }
 
 /// Reads the hub's list of a revision's files. Nothing in it is trusted: names could lead out of the cache.

@@ -8,6 +8,7 @@ mod catalog;
 mod chat;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod convert;
+mod digest;
 mod encoder;
 mod file;
 mod gguf;
@@ -21,6 +22,7 @@ mod mxfp4;
 mod outline;
 mod reader;
 mod scaling;
+mod shards;
 mod unread;
 mod vocab;
 
@@ -28,6 +30,7 @@ use std::collections::BTreeMap;
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
+use crate::device::Device;
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
 use crate::kernels::Pooling;
@@ -37,8 +40,9 @@ use crate::tokenizer::Tokenizer;
 pub use catalog::Catalog;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use catalog::TableRows;
-pub(crate) use catalog::{FNV_BASIS, Feed, Widened, fnv};
+pub(crate) use catalog::{Feed, Widened};
 pub use chat::ChatSource;
+pub(crate) use digest::Xxh64;
 pub use file::FileBytes;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use huggingface::config_of_json;
@@ -51,6 +55,8 @@ pub use lora::AdapterFile;
 pub(crate) use lora::Factors;
 pub use outline::{Outline, WeightShare};
 pub use reader::{FileName, Head, HeaderReader};
+#[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
+pub(crate) use shards::{numbered, stem};
 pub(crate) use unread::FURTHER_TOKENS;
 pub use vocab::vocab_from_gguf;
 
@@ -74,6 +80,13 @@ pub struct ModelHeader {
 }
 
 impl ModelHeader {
+    /// Has the device tell what was passed over in the vocabulary.
+    pub(crate) fn note_vocabulary(&self, device: &Device) {
+        for notice in self.tokenizer.as_ref().map_or(&[][..], Tokenizer::notices) {
+            device.tested().note(format!("of the vocabulary: {notice}"));
+        }
+    }
+
     /// The same for a plan of its memory, which needs neither tokenizer nor templates.
     #[cfg(all(feature = "web", target_arch = "wasm32"))]
     pub(crate) fn for_plan(&self) -> ModelHeader {
@@ -242,8 +255,11 @@ pub fn tokenizer(path: impl AsRef<Path>) -> Result<Tokenizer, Error> {
 /// Whether a path names a Hugging Face folder, or a file in one.
 #[cfg(not(target_arch = "wasm32"))]
 fn is_of_folder(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-    name.ends_with(".safetensors") || name.ends_with(".json") || path.is_dir()
+    let is_in_one = |path: std::path::PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        name.ends_with(".safetensors") || name.ends_with(".json")
+    };
+    path.is_dir() || shards::links(path).any(is_in_one)
 }
 
 /// A model in files that are there as a whole: mapped, or in memory.
@@ -255,7 +271,7 @@ pub struct ModelFile {
 }
 
 impl ModelFile {
-    /// Opens a GGUF file (all its shards, if it is the first of several), or a Hugging Face folder (`config.json` with
+    /// Opens a GGUF file (all its shards, if it is one of several), or a Hugging Face folder (`config.json` with
     /// `model.safetensors` or its sharded index), or a `.safetensors` or `.json` file in such a folder.
     ///
     /// # Errors
@@ -268,11 +284,11 @@ impl ModelFile {
         }
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let open = || {
-            let mut files = vec![FileBytes::map(path)?];
-            let n_shards = gguf::n_shards(&parse(&files[0])?)?;
-            for shard in 1..n_shards {
-                files.push(FileBytes::map(&shard_path(path, shard, n_shards)?)?);
-            }
+            let file = FileBytes::map(path)?;
+            let files = match gguf::n_shards(&parse(&file)?)? {
+                1 => vec![file],
+                n => shards::paths(path, n)?.iter().map(|path| FileBytes::map(path)).collect::<Result<_, _>>()?,
+            };
             ModelFile::from_shards(&stem, files)
         };
         open().map_err(|e| e.in_file(path))
@@ -316,19 +332,4 @@ impl ModelFile {
 
 fn parse(file: &FileBytes) -> Result<Gguf, Error> {
     Gguf::parse(file, file.len() as u64)
-}
-
-/// The path of another shard: published names end in `-00001-of-00003.gguf`.
-#[cfg(not(target_arch = "wasm32"))]
-fn shard_path(first: &Path, shard: usize, n_shards: usize) -> Result<std::path::PathBuf, Error> {
-    let name = first.file_name().unwrap_or_default().to_string_lossy();
-    let own = format!("-00001-of-{n_shards:05}.gguf");
-    match name.strip_suffix(&own) {
-        Some(stem) => Ok(first.with_file_name(format!("{stem}-{:05}-of-{n_shards:05}.gguf", shard + 1))),
-        None => Err(Error::Config {
-            field: "split.count".into(),
-            expected: format!("the first of {n_shards} files, whose name ends in `{own}`"),
-            found: format!("`{name}`"),
-        }),
-    }
 }

@@ -35,6 +35,7 @@ pub use decode::StreamDecoder;
 pub use json::TokenizerConfig;
 #[cfg(feature = "chat")]
 pub(crate) use special::Search;
+pub(crate) use vocab::NO_ID;
 pub use vocab::{TokenType, Vocab};
 
 use crate::error::Error;
@@ -67,6 +68,7 @@ pub struct Tokenizer {
     eos_ids: Vec<u32>,
     #[cfg_attr(not(feature = "chat"), allow(dead_code))]
     message_end_id: Option<u32>,
+    notices: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -291,6 +293,11 @@ impl Tokenizer {
         StreamDecoder::new(Arc::clone(&self.pieces), true)
     }
 
+    /// What was passed over in the vocabulary, for a person to know.
+    pub fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
     /// The bytes that a token adds to a text, in the middle of it; a control token's are its name.
     ///
     /// # Errors
@@ -391,6 +398,7 @@ impl Tokenizer {
             bos_id: None,
             eos_ids,
             message_end_id: None,
+            notices: Vec::new(),
         }
     }
 
@@ -445,6 +453,7 @@ impl Tokenizer {
             bos_id: vocab.bos_id.or(vocab.cls_id),
             eos_ids: roles::ends(named_ends, find),
             message_end_id: roles::message_end(find),
+            notices: vocab.notices.clone(),
         })
     }
 }

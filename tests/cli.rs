@@ -157,6 +157,52 @@ fn json_is_one_object_with_the_documented_fields() {
     assert_eq!(from_file["prompt_token_ids"], run(&["--prompt", "Lily had a red ball"])["prompt_token_ids"]);
 }
 
+/// Editors and PowerShell put a byte order mark in front of a text, of which it is no part.
+#[cfg(feature = "grammar")]
+#[test]
+fn a_byte_order_mark_is_none_of_a_text() {
+    let marked = |name: &str, content: &str| {
+        let plain = file(&format!("plain-{name}"), content.as_bytes());
+        let marked = file(&format!("marked-{name}"), format!("\u{feff}{content}").as_bytes());
+        [plain, marked].map(|path| path.to_str().unwrap().to_owned())
+    };
+    let told = |args: &[&str], input: &str| {
+        let mut child =
+            command(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), input.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let run = ["run", BUILTIN, "--device", "cpu", "--seed", "2", "-n", "9"];
+    for (flag, name, content) in [
+        ("--prompt-file", "prompt.txt", "Lily had a red ball"),
+        ("--json-schema", "schema.json", "{\"enum\": [1, 2]}"),
+        ("--grammar", "grammar.gbnf", "root ::= [a-c] \"=\" [0-9]"),
+        ("--tools", "tools.json", "[{\"name\": \"get_time\"}]"),
+    ] {
+        let [plain, with_mark] = marked(name, content);
+        assert_eq!(
+            told(&[&run[..], &[flag, &with_mark]].concat(), ""),
+            told(&[&run[..], &[flag, &plain]].concat(), ""),
+            "{flag}"
+        );
+    }
+    let from_stdin = [&run[..], &["--prompt-file", "-"]].concat();
+    assert_eq!(told(&from_stdin, "\u{feff}Lily"), told(&from_stdin, "Lily"));
+    let [plain, with_mark] = marked("lines.txt", "Lily\nTom\n");
+    let lines = |path: &str| told(&[&run[..], &["--parallel", "2", "--prompt-file", path]].concat(), "");
+    assert_eq!(lines(&with_mark), lines(&plain));
+    // In the middle of a text it is a character.
+    assert_ne!(told(&from_stdin, "Li\u{feff}ly"), told(&from_stdin, "Lily"));
+
+    let chat = ["chat", BUILTIN, "--device", "cpu", "--template", "chatml", "--seed", "2", "-n", "5"];
+    assert_eq!(told(&chat, "\u{feff}Hello\nAgain\n"), told(&chat, "Hello\nAgain\n"));
+    let [plain, with_mark] = marked("talk.json", "[{\"role\": \"user\", \"content\": \"Hello\"}]");
+    let goes_on = |path: &str| told(&[&chat[..], &["--session", path]].concat(), "");
+    assert_eq!(goes_on(&with_mark), goes_on(&plain));
+}
+
 #[test]
 fn flags_reach_the_generation() {
     let ids = |args: &[&str]| -> Vec<u64> {

@@ -486,6 +486,118 @@ fn what_other_programs_downloaded_is_used() {
     assert!(fs::read(fetch(&hub(&server, &cache), GGUF).unwrap()).unwrap() == whole);
 }
 
+/// Later uses look at sizes alone, so that what a disk has changed is found by adding all up again.
+#[test]
+fn damaged_files_are_found_and_downloaded_again() {
+    let (weights, config) = (content(3000, 1), b"{\"a\":1}");
+    let folder = [("model.safetensors", &weights[..]), ("config.json", config), ("tokenizer.json", b"{}")];
+    let server = Server::new(REPO, &[&folder[..], &[("sub/m-Q8_0.gguf", &content(2000, 2))]].concat());
+    let cache = cache("verified");
+    let hub = hub(&server, &cache);
+    let verify = |hub: &Hub, address: Option<&Address>| hub.verify(address, &mut |_| {}).unwrap();
+    assert_eq!(verify(&hub, None).n_files, 0);
+    let gguf = fetch(&hub, "hf:owner/name/sub").unwrap();
+    let newer = COMMIT.replace('0', "f");
+    server.commit(&newer, &[]);
+    fetch(&hub, "hf:owner/name/sub").unwrap();
+    let good = verify(&hub, Some(&address("hf:owner/name")));
+    assert_eq!((good.n_files, good.size_bytes, good.damaged.len(), good.unknown.len()), (1, 2000, 0, 0));
+
+    // One bit, of a file of Git LFS; the link and the size are what they were.
+    let blob = fs::canonicalize(&gguf).unwrap();
+    let damage = || {
+        let mut changed = fs::read(&blob).unwrap();
+        changed[1500] ^= 1;
+        fs::write(&blob, &changed).unwrap();
+        sha256(&changed)
+    };
+    let changed = damage();
+    assert_eq!(fetch(&hub, "hf:owner/name/sub").map(|path| sha256(&fs::read(path).unwrap())).unwrap(), changed);
+    server.take_requests();
+    let found = verify(&hub, None);
+    let [damaged] = &found.damaged[..] else { panic!("{found:?}") };
+    assert_eq!((&*damaged.repo, &damaged.path), (REPO, &blob.clone()));
+    assert_eq!(damaged.digests, [sha256(&content(2000, 2)), changed]);
+    let file = |commit: &str| (commit.to_owned(), "sub/m-Q8_0.gguf".to_owned());
+    assert_eq!(damaged.files, [file(COMMIT), file(&newer)]);
+    assert!(damaged.restored.is_ok() && fs::read(&gguf).unwrap() == content(2000, 2));
+    assert_eq!(server.take_downloads().iter().filter(|request| request.is_to_store).count(), 1);
+    assert!(verify(&hub, None).damaged.is_empty());
+    // Without a network it is removed, so that nobody uses it.
+    damage();
+    let offline = Hub::new(HubOptions { is_offline: true, ..options(&server, &cache) }).unwrap();
+    let found = verify(&offline, None);
+    assert!(matches!(found.damaged[0].restored, Err(Error::Hub(HubError::Offline { .. }))), "{found:?}");
+    assert!(!blob.exists() && offline.find(&address("hf:owner/name/sub")).is_err());
+
+    // A file that is none of LFS, and one that is no link, of which the hub says what it should be.
+    let snapshot = cache.join("models--owner--name/snapshots").join(&newer);
+    let config = snapshot.join("config.json");
+    let _ = fs::remove_dir_all(&cache);
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::write(&config, b"{\"a\":2}").unwrap();
+    fs::write(snapshot.join("own.txt"), b"mine").unwrap();
+    let unknown = verify(&offline, None);
+    assert_eq!((unknown.n_files, unknown.unknown), (0, vec![config.clone(), snapshot.join("own.txt")]));
+    let found = verify(&hub, None);
+    assert_eq!((found.n_files, found.unknown), (1, vec![snapshot.join("own.txt")]));
+    assert!(found.damaged[0].restored.is_ok() && fs::read(&config).unwrap() == b"{\"a\":1}", "{:?}", found.damaged);
+}
+
+/// Programs that start at once, where the contents are there and the links are not, as after an update of another file.
+#[test]
+fn starts_side_by_side_share_the_cache() {
+    let whole = content(3000, 1);
+    let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
+    let cache = cache("starts");
+    let path = fetch(&hub(&server, &cache), GGUF).unwrap();
+    let (barrier, failed) = (std::sync::Barrier::new(6), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for thread in 0..6 {
+            let (server, cache, path, barrier, failed) = (&server, &cache, &path, &barrier, &failed);
+            scope.spawn(move || {
+                let hub = hub(server, cache);
+                for _ in 0..40 {
+                    if thread == 0 {
+                        fs::remove_file(path).unwrap();
+                    }
+                    barrier.wait();
+                    match fetch(&hub, GGUF).map(|path| fs::read(path).unwrap_or_default().len()) {
+                        Ok(3000) => {}
+                        other => failed.lock().unwrap().push(format!("{other:?}")),
+                    }
+                    barrier.wait();
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap();
+    assert!(failed.is_empty(), "{} of 240 failed: {}", failed.len(), failed[0]);
+    assert!(server.take_downloads().len() == 2);
+}
+
+/// The token can be read by whoever is on the way to a hub by HTTP. The address of all interfaces stands for another machine.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_token_without_encryption_is_warned_of() {
+    let server = Server::new(REPO, &[("m-Q8_0.gguf", &content(3000, 1))]);
+    let elsewhere = server.endpoint.replace("127.0.0.1", "0.0.0.0");
+    let cache = cache("clear");
+    for (endpoint, token, is_warned) in
+        [(&elsewhere, Some("hf_x"), true), (&elsewhere, None, false), (&server.endpoint, Some("hf_x"), false)]
+    {
+        let options =
+            HubOptions { endpoint: endpoint.clone(), token: token.map(str::to_owned), ..options(&server, &cache) };
+        let mut notices = Vec::new();
+        let on_event =
+            &mut |event: Event<'_>| notices.extend(matches!(event, Event::Notice(_)).then(|| format!("{event:?}")));
+        Hub::new(options).unwrap().fetch(&address(GGUF), on_event).unwrap();
+        let warned = notices.iter().filter(|notice| notice.contains("without encryption") && notice.contains(endpoint));
+        assert_eq!(warned.count(), usize::from(is_warned), "{notices:?}");
+        assert!(notices.iter().all(|notice| !notice.contains("hf_x")));
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_said_to_be_full() {
@@ -556,7 +668,8 @@ fn commands_take_addresses() {
     let server = Server::new(REPO, &[("stories-Q8_0.gguf", &stories)]);
     let home = cache("commands");
     fs::create_dir_all(&home).unwrap();
-    fs::write(home.join("token"), "hf_kept\n").unwrap();
+    // As an editor of Windows writes it.
+    fs::write(home.join("token"), "\u{feff}hf_kept\r\n").unwrap();
     let succeeds = |args: &[&str]| {
         let output = tilewright(&server, &home, args);
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
@@ -607,6 +720,21 @@ fn commands_take_addresses() {
     assert!(succeeds(&["list", "--available"]).0.contains("hf:Qwen/"));
     let (available, _) = succeeds(&["list", "--available", "--json"]);
     assert!(serde_json::from_str::<Value>(&available).unwrap()[0]["size_bytes"].is_u64());
+
+    let (printed, said) = succeeds(&["pull", "--verify"]);
+    assert!(printed.is_empty() && said.contains("notice: 1 files of 1.2 MiB compared"), "{printed}{said}");
+    let mut damaged = stories.clone();
+    damaged[200_000] ^= 1;
+    fs::write(fs::canonicalize(&path).unwrap(), &damaged).unwrap();
+    let (printed, said) = succeeds(&["pull", "--verify", GGUF]);
+    assert_eq!(printed.trim_end(), path.to_str().unwrap());
+    assert!(
+        said.contains("stories-Q8_0.gguf of owner/name was damaged: ") && said.contains(&sha256(&damaged)),
+        "{said}"
+    );
+    assert!(said.contains("stories-Q8_0.gguf of owner/name was downloaded again"), "{said}");
+    assert!(fs::read(&path).unwrap() == stories);
+    fails(&["pull"], 2, "ADDRESS");
 
     let (freed, _) = succeeds(&["rm", GGUF]);
     assert_eq!(freed, format!("{} bytes freed (1.2 MiB)\n", stories.len()));

@@ -28,7 +28,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use builder::{ARRAY, F32, GgufFile, STRING, U32, U64, array, entry, json_entry, text};
+use builder::{ARRAY, BOOL, F32, GgufFile, STRING, U32, U64, array, entry, json_entry, text};
 use common::{Rng, block_on, largest_difference};
 use serde_json::{Value, json};
 use tilewright::kernels::{KvType, RopeScaling, RopeStyle};
@@ -37,6 +37,7 @@ use tilewright::model::Block;
 use tilewright::{Device, Error, GenerateOptions, LoadOptions, Model};
 
 const I32: u32 = 5;
+const I64: u32 = 11;
 const F64: u32 = 12;
 
 const DIM: u64 = 32;
@@ -939,17 +940,21 @@ fn a_folder_without_a_tokenizer_works_on_ids() {
     says("tokenizer_config.json");
 }
 
+/// Byte-level BPE without merges, of tokens `t0`, `t1` and so on.
+fn tokenizer_json() -> Value {
+    let vocab: serde_json::Map<String, Value> = (0..VOCAB).map(|id| (format!("t{id}"), json!(id))).collect();
+    let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+    json!({
+        "added_tokens": [], "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    })
+}
+
 /// Tokens that end an answer are named in three files of a folder.
 #[test]
 fn a_folder_names_the_ends_of_answers_in_three_files() {
     let folder = published();
-    let vocab: serde_json::Map<String, Value> = (0..VOCAB).map(|id| (format!("t{id}"), json!(id))).collect();
-    let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
-    let tokenizer = json!({
-        "added_tokens": [], "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
-        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
-    });
-    folder.write("tokenizer.json", tokenizer.to_string());
+    folder.write("tokenizer.json", tokenizer_json().to_string());
     folder.write("tokenizer_config.json", r#"{ "eos_token": "t2" }"#);
     let ends = || tilewright::load::tokenizer(&folder.0).map(|tokenizer| tokenizer.eos_ids().to_vec());
     assert_eq!(ends().unwrap(), [2]);
@@ -959,11 +964,83 @@ fn a_folder_names_the_ends_of_answers_in_three_files() {
     config["eos_token_id"] = json!(5);
     folder.write("config.json", config.to_string());
     assert_eq!(ends().unwrap(), [2, 5, 4, 3]);
-    for broken in [r#"{ "eos_token_id": "x" }"#, r#"{ "eos_token_id": [-1] }"#, "{"] {
+    // -1 is no token.
+    folder.write("generation_config.json", r#"{ "eos_token_id": [-1, 4], "pad_token_id": -1 }"#);
+    assert_eq!(ends().unwrap(), [2, 5, 4]);
+    for broken in [r#"{ "eos_token_id": "x" }"#, r#"{ "eos_token_id": [-2] }"#, "{"] {
         folder.write("generation_config.json", broken);
         let message = ends().unwrap_err().to_string();
         assert!(message.contains("generation_config.json"), "{message}");
     }
+}
+
+/// Editors put a byte order mark in front, and Python writes numbers that JSON does not have.
+#[test]
+fn texts_of_a_folder_may_have_a_mark_and_numbers_of_python() {
+    let device = common::cpu();
+    let want = logits(&load(&device, &published().0).unwrap());
+    let folder = sharded();
+    let marked = |text: String| format!("\u{feff}{text}");
+    let mut config = config_json();
+    config["initializer_range"] = json!("?");
+    let config = config.to_string();
+    for number in ["Infinity", "-Infinity", "NaN"] {
+        folder.write("config.json", marked(config.replace("\"?\"", number)));
+        folder.write(INDEX, marked(index().to_string()));
+        folder.write("tokenizer.json", marked(tokenizer_json().to_string()));
+        folder.write(
+            "tokenizer_config.json",
+            marked(format!("{{\"eos_token\": \"t2\", \"model_max_length\": {number}}}")),
+        );
+        folder.write("generation_config.json", marked(format!("{{\"eos_token_id\": 3, \"top_p\": {number}}}")));
+        folder.write("chat_template.jinja", marked("{{ messages[0].content }}".into()));
+        let model = load(&device, &folder.0).unwrap_or_else(|error| panic!("{number}: {error}"));
+        assert_eq!(logits(&model), want, "{number}");
+        assert_eq!(model.tokenizer().unwrap().eos_ids(), [2, 3]);
+        assert_eq!(model.chat_source().templates, [("default".into(), "{{ messages[0].content }}".into())]);
+    }
+    // A key that counts has to have a number of its own.
+    folder.write(
+        "config.json",
+        config.replace("\"?\"", "0.02").replace("\"rms_norm_eps\":", "\"rms_norm_eps\": NaN, \"x\":"),
+    );
+    let error = load(&device, &folder.0).err().unwrap().to_string();
+    assert!(error.contains("rms_norm_eps") && error.contains("NaN"), "{error}");
+}
+
+/// Ids of special tokens that say none, in each width that files have, or that nothing needs.
+#[test]
+fn ids_that_say_none_are_none() {
+    let device = common::cpu();
+    let want = logits(&TinyGguf::new().model(&device));
+    let none: [(u32, &[u8]); 4] = [(U32, &[255; 4]), (I32, &[255; 4]), (I64, &[255; 8]), (U64, &[255; 8])];
+    let beyond = (VOCAB as u32 + 5).to_le_bytes();
+    for name in ["bos", "eos", "eot", "eom", "unknown", "seperator", "separator", "cls", "padding"] {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        for (value_type, value) in none.iter().copied().chain([(U32, &beyond[..])]) {
+            let mut tiny = TinyGguf::new();
+            tiny.set(&key, value_type, value);
+            let what = format!("{key} {value_type} {value:?}");
+            device.take_notices();
+            if name == "eos" && value.len() == 4 && value[0] != 255 {
+                // Texts are to end there.
+                let error = tiny.model(&device).tokenizer().err().unwrap().to_string();
+                assert!(error.contains("eos_id"), "{error}");
+                continue;
+            }
+            let model = tiny.model(&device);
+            assert_eq!(logits(&model), want, "{what}");
+            model.tokenizer().unwrap_or_else(|error| panic!("{what}: {error}"));
+            let notices = device.take_notices();
+            assert!(notices.len() == 1 && notices[0].contains("taken for none"), "{what}: {notices:?}");
+        }
+    }
+    // What is to stand in front of each text has to be there.
+    let mut tiny = TinyGguf::new();
+    tiny.set("tokenizer.ggml.bos_token_id", U32, beyond);
+    tiny.set("tokenizer.ggml.add_bos_token", BOOL, [1]);
+    let error = tiny.model(&device).tokenizer().err().unwrap().to_string();
+    assert!(error.contains("bos_id"), "{error}");
 }
 
 #[test]

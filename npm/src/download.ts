@@ -1,7 +1,7 @@
 /** A file on a server as one sequential stream, however often the connection has to be opened. */
 
 import { messageOf, TilewrightError } from "./errors.js";
-import type { Fetch } from "./fetching.js";
+import { ownFetch, type Fetch } from "./fetching.js";
 
 /** What tells one version of a file from another. */
 export interface FileVersion {
@@ -285,7 +285,7 @@ export class Download {
     }
     const silence = setTimeout(() => this.#connection.abort(), SILENCE_MS);
     try {
-      return await (this.#options.fetch ?? fetch)(this.#url, { headers, signal, cache: this.#options.httpCache });
+      return await (this.#options.fetch ?? ownFetch)(this.#url, { headers, signal, cache: this.#options.httpCache });
     } catch (error) {
       throw again ? new Broken(broken(this.#url, error)) : unreachable(this.#url, error);
     } finally {
@@ -308,7 +308,7 @@ export async function askVersion(url: string, signal: AbortSignal, asking: Askin
 /** What a server says of a file without sending it. Throws what opening the file would. */
 async function requestVersion(url: string, signal: AbortSignal, asking: Asking): Promise<FileVersion> {
   const ask = async ({ headers, ...init }: { method?: string; headers?: Record<string, string> }): Promise<Response> => {
-    const response = await (asking.fetch ?? fetch)(url, { ...init, headers: { ...asking.headers, ...headers }, cache: "no-store", signal: AbortSignal.any([signal, AbortSignal.timeout(SILENCE_MS)]) });
+    const response = await (asking.fetch ?? ownFetch)(url, { ...init, headers: { ...asking.headers, ...headers }, cache: "no-store", signal: AbortSignal.any([signal, AbortSignal.timeout(SILENCE_MS)]) });
     // A server that ignores ranges sends the whole file.
     response.body?.cancel().catch(() => {});
     return response;

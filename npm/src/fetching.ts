@@ -9,6 +9,48 @@ import type { FetchFromWorker, FetchToWorker } from "./protocol.js";
 /** What is used of `fetch`. */
 export type Fetch = (url: string, init?: RequestInit) => Promise<Response>;
 
+/** Redirects that are followed. */
+const MOST_REDIRECTS = 10;
+/** Whether redirects are shown to whoever asks for that: by Node and Deno, and by no browser. */
+let seesRedirects = true;
+
+/**
+ * The engine's `fetch`, which does not carry `Authorization` to another origin. Specifications say so of redirects since 2022, but older
+ * engines do not do it: where redirects are shown, they are followed here, and never from HTTPS to HTTP. A browser shows none to anybody.
+ */
+export const ownFetch: Fetch = async (url, init = {}) => {
+  const headers = new Headers(init.headers);
+  if (!headers.has("authorization")) {
+    return fetch(url, init);
+  }
+  let at = url;
+  for (let n = 0; seesRedirects && n <= MOST_REDIRECTS; n += 1) {
+    const response = await fetch(at, { ...init, headers, redirect: "manual" });
+    const location = response.status >= 300 && response.status < 400 ? response.headers.get("location") : null;
+    if (response.type === "opaqueredirect" && location === null) {
+      seesRedirects = false;
+      break;
+    }
+    if (location === null) {
+      return response;
+    }
+    void response.body?.cancel().catch(() => {});
+    const next = new URL(location, at);
+    const { origin, protocol } = new URL(at);
+    if (next.protocol !== "https:" && next.protocol !== protocol) {
+      throw new TypeError(`a redirect leads from ${protocol} to ${next.protocol}`);
+    }
+    if (next.origin !== origin) {
+      headers.delete("authorization");
+    }
+    at = next.href;
+  }
+  if (seesRedirects) {
+    throw new TypeError(`there are more than ${MOST_REDIRECTS} redirects`);
+  }
+  return fetch(url, init);
+};
+
 /** A request that the caller's function answers. */
 interface Answering {
   stop: AbortController;

@@ -2,7 +2,8 @@
 
 import { LONGEST_WAIT_MS, retryAfter } from "./download.js";
 import { messageOf, TilewrightError } from "./errors.js";
-import type { Fetch } from "./fetching.js";
+import { ownFetch, type Fetch } from "./fetching.js";
+import type { GitBlob } from "./git.js";
 import type { FileSpec, SourceSpec } from "./protocol.js";
 import { CHAT_FILES, INDEX, NEEDED_FILES, OPTIONAL_FILES, SENTENCE_FILES } from "./source.js";
 import { openStore } from "./store.js";
@@ -37,8 +38,10 @@ interface Listing {
 /** A file of a repository. */
 interface HubFile {
   path: string;
-  /** SHA-256 of its content, where the hub says. */
+  /** SHA-256 of its content, where the hub says: of files in Git LFS. */
   sha256?: string;
+  /** What others must be, where the hub says. */
+  git?: GitBlob;
 }
 
 /** What an address names: a model, or one file of safetensors that is none. */
@@ -72,8 +75,8 @@ export async function hubSpec(
   const base = `${endpoint}/${address.repo}/resolve/${encodeURIComponent(address.revision)}/`;
   const { files, licence } = await list(address, endpoint, { headers, base, ...(options.fetch === undefined ? {} : { fetch: options.fetch }) }, wanted, signal);
   const given = Object.keys(headers).length === 0 ? {} : { headers };
-  const specs = choose(files, address, wanted).map(({ path, name, sha256 }): FileSpec =>
-    ({ kind: "url", name, url: base + encodePath(path), ...given, ...(sha256 === undefined ? {} : { sha256 }) }));
+  const specs = choose(files, address, wanted).map(({ path, name, sha256, git }): FileSpec =>
+    ({ kind: "url", name, url: base + encodePath(path), ...given, ...(sha256 === undefined ? {} : { sha256 }), ...(git === undefined ? {} : { git }) }));
   return {
     kind: "files", files: specs,
     ...(specs.length > 1 ? { name: address.repo.replace(/^.*\//, "") } : {}),
@@ -126,7 +129,7 @@ function headersOf({ headers, token }: HubOptions): Record<string, string> {
 
 /** The files of the revision: as the hub says, or those that are kept if it does not answer. */
 async function list(
-  address: Address, endpoint: string, { headers, base, fetch = globalThis.fetch }: Asking, wanted: Wanted, signal: AbortSignal | undefined,
+  address: Address, endpoint: string, { headers, base, fetch = ownFetch }: Asking, wanted: Wanted, signal: AbortSignal | undefined,
 ): Promise<Listing> {
   const url = `${endpoint}/api/models/${address.repo}/revision/${encodeURIComponent(address.revision)}?blobs=true`;
   for (let failures = 0; ; failures += 1) {
@@ -184,14 +187,17 @@ function listingOf(url: string, json: string): Listing {
   if (!Array.isArray(siblings)) {
     throw wrong(`siblings is ${JSON.stringify(siblings)?.slice(0, 100)}, expected a list of files`);
   }
-  const files = siblings.map((sibling: { rfilename?: unknown; lfs?: { sha256?: unknown } | null } | null): HubFile => {
+  const files = siblings.map((sibling: { rfilename?: unknown; size?: unknown; blobId?: unknown; lfs?: { sha256?: unknown } | null } | null): HubFile => {
     const path = sibling?.rfilename;
     if (typeof path !== "string" || !isPlainPath(path)) {
       throw wrong(`rfilename is ${JSON.stringify(path)}, expected a path that stays in the repository`);
     }
     const sha256 = sibling?.lfs?.sha256;
     if (sha256 === undefined) {
-      return { path };
+      const { blobId, size, lfs } = sibling ?? {};
+      // The digest of a pointer to LFS would not be that of the content.
+      const isKnown = (lfs ?? undefined) === undefined && typeof blobId === "string" && /^[0-9a-f]{40}$/i.test(blobId) && Number.isSafeInteger(size);
+      return { path, ...(isKnown ? { git: { sha1: blobId.toLowerCase(), size: size as number } } : {}) };
     }
     if (typeof sha256 !== "string" || !/^[0-9a-f]{64}$/i.test(sha256)) {
       throw wrong(`lfs.sha256 of ${path} is ${JSON.stringify(sha256)}, expected 64 hexadecimal digits`);

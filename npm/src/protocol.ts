@@ -2,6 +2,7 @@
 
 import type { BenchProgress, BenchReport } from "./bench.js";
 import type { WireError } from "./errors.js";
+import type { GitBlob } from "./git.js";
 import type { ModelRecord } from "./store.js";
 import type {
   AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, EngineOptions, EngineStats, GenerateOptions,
@@ -29,6 +30,8 @@ export interface UrlSpec extends NamedSpec {
   url: string;
   /** Headers of each request for it. */
   headers?: Record<string, string>;
+  /** What it must be by Git, where a hub says so and no SHA-256. */
+  git?: GitBlob;
 }
 
 /** A file with a path, in Node and Deno. */

@@ -2,6 +2,7 @@
 
 import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type Asking, type DownloadOptions, type FileVersion } from "./download.js";
 import type { Fetch } from "./fetching.js";
+import { GitDigest, type GitBlob } from "./git.js";
 import { codeOf, messageOf, TilewrightError, type ErrorCode } from "./errors.js";
 import { importHidden } from "./platform.js";
 import type { FileSpec, PathSpec, Pins, SourceSpec, UrlSpec } from "./protocol.js";
@@ -635,6 +636,9 @@ class UrlFile implements ModelFile {
   #writer: StoreWriter | undefined;
   #written = 0;
   #digest: Sha256 | undefined;
+  /** What it must be by Git, and what has come of it so far. */
+  readonly #git: GitBlob | undefined;
+  #gitDigest: GitDigest | undefined;
   #digested = 0;
   /** Where the next bytes come from. */
   #position = 0;
@@ -648,6 +652,7 @@ class UrlFile implements ModelFile {
     this.url = spec.url;
     this.#headers = spec.headers;
     this.#expected = spec.sha256;
+    this.#git = spec.git;
     this.#isPinned = spec.isPinned === true;
     this.#context = context;
     this.#httpCache = httpCache;
@@ -658,8 +663,10 @@ class UrlFile implements ModelFile {
     const file = new UrlFile(spec, context, httpCache);
     try {
       await file.#claim();
-      if (context.peek !== true && file.#expected !== undefined && (file.#isPinned || !file.#isComplete)) {
+      const isTold = file.#expected !== undefined || file.#git !== undefined;
+      if (context.peek !== true && isTold && (file.#isPinned || !file.#isComplete)) {
         file.#digest ??= context.newDigest();
+        file.#gitDigest = file.#git && new GitDigest(file.#git.size);
       }
       if (!file.#isComplete) {
         const options = { ...file.#downloadOptions, lazily: lazily || file.#inPieces };
@@ -718,6 +725,11 @@ class UrlFile implements ModelFile {
     }
     if (this.#isComplete) {
       return;
+    }
+    const sha1 = this.#gitDigest?.hex();
+    this.#gitDigest = undefined;
+    if (sha1 !== undefined && sha1 !== this.#git?.sha1) {
+      throw new TilewrightError("digest", `${this.url}: it has the Git digest ${sha1}, expected ${this.#git?.sha1}`);
     }
     await this.#storing(async (stored) => {
       const writer = await this.#openWriter(stored);
@@ -888,7 +900,9 @@ class UrlFile implements ModelFile {
     }
     const end = this.#position + chunk.length;
     if (this.#digest !== undefined && end > this.#digested) {
-      this.#digest.update(chunk.subarray(this.#digested - this.#position));
+      const more = chunk.subarray(this.#digested - this.#position);
+      this.#digest.update(more);
+      this.#gitDigest?.update(more);
       this.#digested = end;
     }
     this.#last = chunk;

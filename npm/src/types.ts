@@ -40,7 +40,7 @@ export interface HubOptions {
   revision?: string;
   /** Token of an account, for models that not everyone may read. It goes to the hub, and not to where a redirect leads. */
   token?: string;
-  /** Headers of all requests to the hub. Where a redirect leads to another host, they go along, but for `Authorization`. */
+  /** Headers of all requests to the hub. Where a redirect leads to another host, they go along, but for `Authorization`, which old browsers leave there all the same. */
   headers?: HeadersInit;
   /** Address of the hub. Default `https://huggingface.co`. */
   endpoint?: string | URL;

@@ -5,12 +5,14 @@ import { createHash } from "node:crypto";
 import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
 
+import { GitDigest } from "../build/git.js";
 import { openFiles, readAll } from "../build/source.js";
 import { keptAs, specOf } from "../build/spec.js";
 import { Store } from "../build/store.js";
 import { MemoryBackend } from "./memory-backend.mjs";
 
 const sha256 = (bytes) => createHash("sha256").update(bytes).digest("hex");
+const gitSha1 = (bytes) => createHash("sha1").update(`blob ${bytes.length}\0`).update(bytes).digest("hex");
 const noise = (length, seed) => Buffer.from(Array.from({ length }, (_, i) => ((i + seed) * 2654435761) >>> 24));
 const isLfs = (path) => /\.(gguf|safetensors)$/.test(path);
 const LIST = "/api/models/owner/name/revision/main?blobs=true";
@@ -48,7 +50,7 @@ before(async () => {
   hub = await serve("hub", (request, response) => {
     if (request.url.startsWith("/api/models/owner/name/revision/")) {
       const siblings = [...files].map(([path, bytes]) => ({
-        rfilename: path, size: bytes.length, blobId: "0".repeat(40), ...(isLfs(path) ? { lfs: { sha256: sha256(bytes), size: bytes.length } } : {}),
+        rfilename: path, size: bytes.length, blobId: isLfs(path) ? "0".repeat(40) : gitSha1(bytes), ...(isLfs(path) ? { lfs: { sha256: sha256(bytes), size: bytes.length } } : {}),
       }));
       return send(request, response, Buffer.from(JSON.stringify({ sha: "0".repeat(40), siblings })));
     }
@@ -198,6 +200,85 @@ test("a file with another digest is refused and not kept", async () => {
     });
   }
   assert.ok((await kept.list()).every(({ complete }) => !complete));
+});
+
+test("a Git digest is that of node:crypto, however its bytes are cut", () => {
+  for (const length of [0, 1, 47, 48, 55, 56, 63, 64, 65, 1000, 70_000]) {
+    const bytes = noise(length, 3);
+    for (const cut of [1, 13, 64, 1 << 20]) {
+      const digest = new GitDigest(length);
+      for (let at = 0; at < length; at += cut) digest.update(bytes.subarray(at, at + cut));
+      assert.equal(digest.hex(), gitSha1(bytes), `${length} bytes by ${cut}`);
+    }
+  }
+});
+
+test("files that are not in LFS are compared by their Git digests", async () => {
+  files = new Map([["config.json", Buffer.from('{"a":1}')], ["tokenizer.json", noise(70_000, 1)], ["model.safetensors", noise(1000, 2)]]);
+  const loaded = await load("hf:owner/name");
+  assert.ok(files.get("tokenizer.json").equals(loaded["tokenizer.json"]));
+  for (const name of ["config.json", "tokenizer.json"]) {
+    const right = files.get(name);
+    const other = Buffer.from(right);
+    other[right.length - 2] ^= 1;
+    replace = (request, response) => request.url.endsWith(`/${name}`) && (send(request, response, other), true);
+    const kept = new Store(new MemoryBackend());
+    for (const store of [undefined, kept]) {
+      await assert.rejects(load("hf:owner/name", { kept: store }), (error) => {
+        assert.equal(error.code, "digest");
+        assert.ok(error.message.includes(gitSha1(right)) && error.message.includes(gitSha1(other)), error.message);
+        return true;
+      });
+    }
+    assert.ok((await kept.list()).every(({ url, complete }) => !complete || !url.endsWith(name)));
+  }
+});
+
+test("the token does not follow a redirect to another origin, whatever the engine's fetch does", async (t) => {
+  const real = globalThis.fetch;
+  t.after(() => { globalThis.fetch = real; });
+  // As engines did before 2023.
+  globalThis.fetch = async (url, init = {}) => {
+    if (init.redirect === "manual") return real(url, init);
+    for (let at = url; ;) {
+      const response = await real(at, { ...init, redirect: "manual" });
+      const location = response.headers.get("location");
+      if (location === null) return response;
+      at = new URL(location, at).href;
+    }
+  };
+  await load("hf:owner/name", { options: { token: "hf_secret", headers: { "x-test": "yes" } } });
+  const asked = requests.filter(({ host }) => host === "store");
+  assert.ok(asked.length > 0);
+  for (const { headers } of asked) {
+    assert.equal(headers.authorization, undefined);
+    assert.equal(headers["x-test"], "yes");
+  }
+  // Within the hub it does, as where a repository has another name.
+  requests = [];
+  replace = (request, response, host) => host === "hub" && !request.url.includes("moved")
+    && (response.writeHead(307, { location: `${request.url}&moved` }).end(), true);
+  await named("hf:owner/name", { token: "hf_secret" });
+  assert.deepEqual(requests.map(({ headers }) => headers.authorization), Array(2).fill("Bearer hf_secret"));
+});
+
+test("redirects are followed with bounds, and by a browser where it shows none", async (t) => {
+  const real = globalThis.fetch;
+  t.after(() => { globalThis.fetch = real; });
+  const { ownFetch } = await import("../build/fetching.js?browser");
+  const headers = { authorization: "Bearer x" };
+  globalThis.fetch = async () => new Response(null, { status: 302, headers: { location: "http://hub.example/" } });
+  await assert.rejects(ownFetch("https://hub.example/", { headers }), { name: "TypeError", message: /from https: to http:/ });
+  await assert.rejects(ownFetch("http://hub.example/", { headers }), { name: "TypeError", message: /more than 10 redirects/ });
+  const asked = [];
+  globalThis.fetch = async (url, init) => {
+    asked.push(init.redirect ?? "follow");
+    return init.redirect === "manual" ? { type: "opaqueredirect", status: 0, headers: new Headers() } : new Response("content");
+  };
+  for (let round = 0; round < 2; round += 1) {
+    assert.equal(await (await ownFetch("https://hub.example/", { headers })).text(), "content");
+  }
+  assert.deepEqual(asked, ["manual", "follow", "follow"]);
 });
 
 test("what is kept is used as long as the hub names the same digest", async () => {

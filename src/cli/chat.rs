@@ -18,7 +18,7 @@ use super::answer::Answer;
 use super::guess::{self, Draft};
 use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs};
-use super::{Failure, read_list, save_pipeline_caches, tell_findings};
+use super::{Failure, MARK, read_list, read_text, save_pipeline_caches, tell_findings};
 
 /// Talk to a model.
 ///
@@ -143,8 +143,10 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
         eprintln!("{} on {}; /help lists the commands", model.name(), model.device().info().name);
     }
     let mut lines = io::stdin().lock();
+    let mut is_first = true;
     while let Some(line) = read_message(&mut lines, talks)? {
-        match chat.obey(&line) {
+        let line = if std::mem::take(&mut is_first) { line.strip_prefix(MARK).unwrap_or(&line) } else { &line };
+        match chat.obey(line) {
             Ok(true) => {}
             Ok(false) => break,
             // The next message may fare better; a script should not go on as if nothing had been.
@@ -491,7 +493,7 @@ impl<'a> Chat<'a> {
 
     fn load(&mut self, path: &Path) -> Result<(), Error> {
         let json = match is_json(path) {
-            true => std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?,
+            true => read_text(path)?,
             false => self.session.load(path)?,
         };
         let mut messages: Vec<Message> = serde_json::from_str(&json).map_err(|error| {

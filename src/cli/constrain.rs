@@ -9,6 +9,8 @@ use tilewright::answer::Format;
 use tilewright::grammar::{Constraint, ToolChoice, ToolRules};
 use tilewright::tokenizer::Tokenizer;
 
+use super::read_text;
+
 #[derive(Args)]
 #[group(multiple = false)]
 pub struct ConstraintArgs {
@@ -35,11 +37,11 @@ impl ConstraintArgs {
             }
             ConstraintArgs { json_schema: Some(file), .. } => {
                 let path = Path::new(file);
-                Constraint::json_schema(&read(path)?).map_err(|error| error.in_file(path))?
+                Constraint::json_schema(&read_text(path)?).map_err(|error| error.in_file(path))?
             }
             ConstraintArgs { json_object: true, .. } => Constraint::JsonObject,
             ConstraintArgs { regex: Some(pattern), .. } => Constraint::Regex(pattern.clone()),
-            ConstraintArgs { grammar: Some(path), .. } => Constraint::grammar_of(read(path)?),
+            ConstraintArgs { grammar: Some(path), .. } => Constraint::grammar_of(read_text(path)?),
             _ => return Ok(None),
         };
         Ok(Some(constraint))
@@ -94,8 +96,4 @@ impl CallArgs {
         Constraint::tools(tools, &rules, tokenizer, "")?;
         Ok(Some(rules))
     }
-}
-
-fn read(path: &Path) -> Result<String, Error> {
-    std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })
 }

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tilewright::Error;
-use tilewright::hub::{Address, Event, Hub};
+use tilewright::hub::{Address, Damaged, Event, Hub, Verified};
 
 use super::{Failure, print_json, show_bytes};
 
@@ -23,8 +23,12 @@ use super::{Failure, print_json, show_bytes};
 #[derive(Args)]
 pub struct PullArgs {
     /// Address of the model, such as hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M.
-    #[arg(value_name = "ADDRESS")]
-    address: Address,
+    #[arg(value_name = "ADDRESS", required_unless_present = "verify")]
+    address: Option<Address>,
+    /// Read again all files that are in the cache, or those of ADDRESS's repository, and compare their digests: what is
+    /// damaged is named, removed and downloaded again.
+    #[arg(long)]
+    verify: bool,
 }
 
 /// Show the models that were downloaded, by this program or by others that share the cache.
@@ -85,10 +89,37 @@ pub fn localise(model: &mut PathBuf, tell: &mut dyn FnMut(&str)) -> Result<(), E
 }
 
 pub fn pull(args: &PullArgs) -> Result<(), Failure> {
-    let path = fetch(&args.address, &mut |notice| eprintln!("notice: {notice}"))?;
+    if args.verify {
+        verify(args.address.as_ref())?;
+    }
+    let Some(address) = &args.address else { return Ok(()) };
+    let path = fetch(address, &mut |notice| eprintln!("notice: {notice}"))?;
     let mut out = io::stdout().lock();
     writeln!(out, "{}", path.display())?;
     Ok(out.flush()?)
+}
+
+/// Adds up what is in the cache, and says what was damaged. It is an error if that could not be downloaded again.
+fn verify(address: Option<&Address>) -> Result<(), Failure> {
+    let bar = progress_bar();
+    let verified = Hub::from_env()?.verify(address, &mut |event| show(&bar, event));
+    bar.finish_and_clear();
+    let Verified { n_files, size_bytes, damaged, unknown } = verified?;
+    for path in &unknown {
+        eprintln!("notice: nothing says what {} should be; it is not compared", path.display());
+    }
+    let mut failed = None;
+    for Damaged { repo, path, digests: [expected, found], files, restored } in damaged {
+        let files: Vec<&str> = files.iter().map(|(_, path)| path.as_str()).collect();
+        let (files, path) = (files.join(", "), path.display());
+        eprintln!("notice: {files} of {repo} was damaged: {path} had the digest {found}, expected {expected}");
+        match restored {
+            Ok(()) => eprintln!("notice: {files} of {repo} was downloaded again"),
+            Err(error) => failed = Some(error),
+        }
+    }
+    eprintln!("notice: {n_files} files of {} compared", show_bytes(size_bytes));
+    failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
 pub fn list(args: &ListArgs) -> Result<(), Failure> {
@@ -162,10 +193,7 @@ pub fn rm(args: &RmArgs) -> Result<(), Failure> {
 /// Fetches a model behind a progress bar, or with a line at the beginning and at the end where stderr is no terminal.
 fn fetch(address: &Address, tell: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
     let hub = Hub::from_env()?;
-    let bar = if io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
-    if let Ok(style) = ProgressStyle::with_template("{bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
-        bar.set_style(style);
-    }
+    let bar = progress_bar();
     let mut is_begun = false;
     let fetched = hub.fetch(address, &mut |event| match event {
         Event::Begin { n_files, total_bytes } => {
@@ -173,12 +201,8 @@ fn fetch(address: &Address, tell: &mut dyn FnMut(&str)) -> Result<PathBuf, Error
             let files = if n_files == 1 { "1 file".into() } else { format!("{n_files} files") };
             tell(&format!("downloading {address}: {files}, {}", show_bytes(total_bytes)));
         }
-        Event::Progress { done_bytes, total_bytes } => {
-            bar.set_length(total_bytes);
-            bar.set_position(done_bytes);
-        }
         Event::Notice(notice) => tell(notice),
-        _ => {}
+        event => show(&bar, event),
     });
     bar.finish_and_clear();
     let path = fetched?;
@@ -186,6 +210,21 @@ fn fetch(address: &Address, tell: &mut dyn FnMut(&str)) -> Result<PathBuf, Error
         tell(&format!("downloaded to {}", path.display()));
     }
     Ok(path)
+}
+
+fn progress_bar() -> ProgressBar {
+    let bar = if io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+    if let Ok(style) = ProgressStyle::with_template("{bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn show(bar: &ProgressBar, event: Event<'_>) {
+    if let Event::Progress { done_bytes, total_bytes } = event {
+        bar.set_length(total_bytes);
+        bar.set_position(done_bytes);
+    }
 }
 
 fn unix_seconds(time: SystemTime) -> u64 {

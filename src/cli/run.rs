@@ -1,6 +1,6 @@
 //! `tilewright run`: text from a prompt.
 
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -26,7 +26,8 @@ use super::lost::each_piece;
 use super::parallel::{self, ParallelArgs};
 use super::several::SeveralArgs;
 use super::{
-    DeviceArgs, Failure, parse_bytes, parse_device, print_json, save_pipeline_caches, show_bytes, tell_findings,
+    DeviceArgs, Failure, parse_bytes, parse_device, print_json, read_text, save_pipeline_caches, show_bytes,
+    tell_findings, text_of,
 };
 
 #[derive(Args)]
@@ -575,13 +576,10 @@ fn clock_seed() -> u64 {
 
 fn prompt(args: &GenerateArgs) -> Result<String, Error> {
     let Some(path) = &args.prompt_file else { return Ok(args.prompt.clone()) };
-    let text = if path.as_os_str() == "-" {
-        let mut text = String::new();
-        io::stdin().read_to_string(&mut text).map(|_| text)
-    } else {
-        std::fs::read_to_string(path)
-    };
-    text.map_err(|source| Error::Io { path: path.clone(), source })
+    if path.as_os_str() == "-" {
+        return text_of(path, io::read_to_string(io::stdin()));
+    }
+    read_text(path)
 }
 
 fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefill: Stats, decode: Stats) {

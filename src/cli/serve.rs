@@ -334,7 +334,7 @@ fn named(given: &str) -> Result<(String, PathBuf), Error> {
 fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
     let mut keys = given;
     for path in files {
-        let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let text = super::read_text(path)?;
         let before = keys.len();
         // A byte order mark is none of the text.
         let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
@@ -467,7 +467,8 @@ mod tests {
     #[test]
     fn keys_come_from_arguments_and_files() {
         let file = std::env::temp_dir().join(format!("tilewright-keys-{}", std::process::id()));
-        std::fs::write(&file, "one\n\n two \n").unwrap();
+        // As Windows writes it.
+        std::fs::write(&file, "\u{feff}one\r\n\r\n two \r\n").unwrap();
         assert_eq!(keys(vec!["zero".into()], std::slice::from_ref(&file)).unwrap(), ["zero", "one", "two"]);
         std::fs::write(&file, "\u{feff}three\r\nfour").unwrap();
         assert_eq!(keys(Vec::new(), std::slice::from_ref(&file)).unwrap(), ["three", "four"]);

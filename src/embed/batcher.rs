@@ -73,6 +73,7 @@ impl Batcher {
         head: impl FnOnce(&ModelHeader) -> Result<Head, Error>,
     ) -> Result<(Batcher, Feed), Error> {
         let head = head(&header)?;
+        header.note_vocabulary(device);
         let ModelHeader { name, shape, tokenizer, catalog, .. } = header;
         let shape = shape.encoder()?;
         let config = shape.config.clone();

@@ -1,8 +1,10 @@
 //! `config.json` of a Hugging Face checkpoint as keys and values, without knowledge of any model.
 //!
 //! Keys are paths: `rope_scaling.factor` is `factor` in the object `rope_scaling`. A value of `null` counts as absent,
-//! because the library that writes these files writes `None` that way.
+//! because the library that writes these files writes `None` that way. `Infinity` and `NaN`, which it writes though JSON does
+//! not have them, are read, and are no number of any type that is asked for.
 
+use super::text::{FLOAT, Fault, read_json};
 use super::{Error, Shown};
 use serde_json::{Map, Value};
 
@@ -35,11 +37,7 @@ impl ConfigJson {
         if json.len() > MAX_BYTES {
             return Err(broken(MAX_BYTES, "at most 4 MiB", format!("{} bytes", json.len())));
         }
-        let root = serde_json::from_slice(json).map_err(|error| {
-            let lines_before = json.split_inclusive(|&byte| byte == b'\n').take(error.line().saturating_sub(1));
-            let offset = lines_before.map(<[u8]>::len).sum::<usize>() + error.column().saturating_sub(1);
-            broken(offset, "a JSON object", error.to_string())
-        })?;
+        let root = read_json(json).map_err(|Fault { offset, message }| broken(offset, "a JSON object", message))?;
         Ok(Self { root })
     }
 
@@ -166,7 +164,10 @@ fn to_f32(value: &Value) -> Option<f32> {
 fn wrong(path: &str, expected: &str, found: &Value) -> Error {
     let found = match found {
         Value::Array(elements) => format!("an array of {}", elements.len()),
-        Value::Object(_) => "an object".into(),
+        Value::Object(values) => match values.get(FLOAT).and_then(Value::as_str) {
+            Some(float) => Shown(float).to_string(),
+            None => "an object".into(),
+        },
         Value::String(text) => format!("\"{}\"", Shown(text)),
         scalar => scalar.to_string(),
     };

@@ -347,11 +347,13 @@ impl ShardIndex {
             expected: expected.into(),
             found,
         };
-        let text = str::from_utf8(json).map_err(|error| {
-            broken("file".into(), error.valid_up_to() as u64, "text in UTF-8", "other bytes".into())
+        let bytes = super::text::without_mark(json);
+        let start = (json.len() - bytes.len()) as u64;
+        let text = str::from_utf8(bytes).map_err(|error| {
+            broken("file".into(), start + error.valid_up_to() as u64, "text in UTF-8", "other bytes".into())
         })?;
         let mut contents = IndexFile::default();
-        read_json(text, &mut contents).map_err(|error| json_error(INDEX_FORMAT, "file".into(), 0, text, &error))?;
+        read_json(text, &mut contents).map_err(|error| json_error(INDEX_FORMAT, "file".into(), start, text, &error))?;
         let IndexFile { shards, mut tensors, .. } = contents;
         tensors.sort_unstable();
         if let Some(pair) = tensors.windows(2).find(|pair| pair[0].0 == pair[1].0) {

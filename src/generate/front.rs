@@ -105,9 +105,8 @@ pub(super) struct Fronts(Vec<Front>);
 struct Front {
     device: Device,
     transformer: Transformer,
+    /// Tells of what no device after it reads as well.
     feed: Feed,
-    /// Of what devices after it read as well.
-    of_others: Feed,
     /// What its device had before anything of the model was there, as far as that is known.
     limit: Option<Limit>,
 }
@@ -197,10 +196,9 @@ impl Front {
         let weights = Weights::declare(&device.target(), config, catalog)?;
         let transformer = Transformer::declare(config.clone(), weights, context_length)?.part(layers);
         let transformer = if fetches_rows { rows::in_file(transformer, catalog) } else { transformer };
-        let feed = Feed::new(catalog, transformer.destinations());
         let is_of_others = |name: &str| later.clone().any(|part| part.destinations().any(|(known, _)| known == name));
-        let of_others = Feed::new(catalog, transformer.destinations().filter(|(name, _)| is_of_others(name)));
-        Ok(Front { device, transformer, feed, of_others, limit })
+        let feed = Feed::digesting(catalog, transformer.destinations(), |name| !is_of_others(name));
+        Ok(Front { device, transformer, feed, limit })
     }
 
     fn fill(&self, files: &[FileBytes], room: Room) -> Result<u64, Error> {
@@ -208,7 +206,7 @@ impl Front {
         let test = RecordedPasses::test_usual(&self.device, &self.transformer, room);
         while_testing(test, || feed.take_all(&self.device, files, None))?;
         self.transformer.upload_ropes(&self.device)?;
-        Ok(feed.digest().wrapping_sub(self.of_others.digest_ahead(files)?))
+        Ok(feed.digest())
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 #[cfg(feature = "lora")]
 use std::sync::Mutex;
-#[cfg(feature = "grammar")]
+#[cfg(any(feature = "grammar", not(target_arch = "wasm32")))]
 use std::sync::OnceLock;
 
 use super::Session;
@@ -28,7 +28,7 @@ use crate::formats::BlockType;
 #[cfg(feature = "grammar")]
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
-use crate::load::{Catalog, ChatSource, FNV_BASIS, FURTHER_TOKENS, Feed, FileBytes, ModelFile, ModelHeader, fnv};
+use crate::load::{Catalog, ChatSource, FURTHER_TOKENS, Feed, FileBytes, ModelFile, ModelHeader, Xxh64};
 use crate::memory::Limit;
 use crate::model::{Block, KvCache, ModelConfig, PassTensors, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
@@ -99,7 +99,7 @@ pub struct Model {
     device: Device,
     room: Room,
     plan: MemoryPlan,
-    /// See [`Feed::digest`].
+    /// Of the weights that were loaded, see [`Feed::digest`], and of the vocabulary.
     digest: u64,
     /// What sessions begin with.
     #[cfg(feature = "lora")]
@@ -122,6 +122,9 @@ pub(super) struct Inner {
     /// What other devices compute first.
     #[cfg(not(target_arch = "wasm32"))]
     fronts: Arc<Fronts>,
+    /// Of what stays in the file; computed when it is needed first.
+    #[cfg(not(target_arch = "wasm32"))]
+    digest_in_file: OnceLock<u64>,
     /// Adapters that were loaded, and the memory that they share with the model.
     #[cfg(feature = "lora")]
     adapters: Mutex<Vec<std::sync::Weak<AdapterInner>>>,
@@ -195,18 +198,7 @@ impl Model {
         while_testing(test, || feed.take_all(device, &files, options.progress))?;
         let digest = feed.digest();
         #[cfg(not(target_arch = "wasm32"))]
-        let digest = match &model.inner.streamed {
-            Some(streamed) => {
-                streamed.fill(device)?;
-                digest.wrapping_add(streamed.digest()?)
-            }
-            None => digest,
-        };
-        #[cfg(not(target_arch = "wasm32"))]
-        let digest = match &model.inner.tables {
-            Some(tables) => digest.wrapping_add(tables.digest()?),
-            None => digest,
-        };
+        model.inner.streamed.as_ref().map_or(Ok(()), |streamed| streamed.fill(device))?;
         #[cfg(not(target_arch = "wasm32"))]
         let digest = digest.wrapping_add(model.inner.fronts.fill(&files, model.room)?);
         model.complete(device.clone(), digest)
@@ -220,6 +212,7 @@ impl Model {
         files: Option<&Arc<Vec<FileBytes>>>,
         options: &LoadOptions<'_>,
     ) -> Result<(Model, Feed), Error> {
+        header.note_vocabulary(device);
         let ModelHeader { name, shape, tokenizer, chat, catalog, further, mut unread } = header;
         let leaves_out = further.is_some() && !options.further_tokens;
         if leaves_out {
@@ -331,7 +324,7 @@ impl Model {
                 .tested()
                 .note(format!("of the model text alone is read: its parts for {} are left out", unread.join(", ")));
         }
-        let feed = Feed::new(&catalog, transformer.destinations());
+        let feed = Feed::digesting(&catalog, transformer.destinations(), |_| true);
         #[cfg(not(target_arch = "wasm32"))]
         let feed = match &streamed {
             Some(streamed) => streamed.resident(&transformer, &catalog),
@@ -379,6 +372,8 @@ impl Model {
             tables,
             #[cfg(not(target_arch = "wasm32"))]
             fronts: Arc::new(fronts),
+            #[cfg(not(target_arch = "wasm32"))]
+            digest_in_file: OnceLock::new(),
             #[cfg(feature = "lora")]
             adapters: Mutex::default(),
             limit,
@@ -390,7 +385,7 @@ impl Model {
             device,
             room,
             plan,
-            digest: feed.digest(),
+            digest: 0,
             #[cfg(feature = "lora")]
             adapter: None,
         };
@@ -400,6 +395,7 @@ impl Model {
     /// Adds what is not in the files, once the feed wants nothing more, and its digest. Sessions follow this device's tuning.
     pub(super) fn complete(self, device: Device, digest: u64) -> Result<Model, Error> {
         self.transformer().upload_ropes(&device)?;
+        let digest = digest.wrapping_add(self.tokenizer().map_or(0, digest_of_vocab));
         Ok(Model { device: device.for_model(!self.rounds()), digest, ..self })
     }
 
@@ -626,13 +622,21 @@ impl Model {
         self.room.kv_type
     }
 
-    /// Tells the weights from others', and what is computed with them, such as angles: whatever files and device they are in.
+    /// Tells the weights from others', all bytes of them, what is computed with them, such as angles, and the texts of tokens:
+    /// whatever files and device they are in. What stays in the file is read for it, once: as much as a pass reads, or as
+    /// passes would read that take all experts.
     pub(super) fn digest(&self) -> u64 {
         // With a head for further tokens or without, keys and values are the same.
         let mut config = self.config().clone();
         config.blocks.truncate(config.n_layers() as usize);
         config.n_further = 0;
-        let digest = self.digest.wrapping_add(fnv(FNV_BASIS, format!("{config:?}").as_bytes()));
+        let digest = self.digest.wrapping_add(Xxh64::of(format!("{config:?}").as_bytes()));
+        #[cfg(not(target_arch = "wasm32"))]
+        let digest = digest.wrapping_add(*self.inner.digest_in_file.get_or_init(|| {
+            let Inner { streamed, tables, .. } = &*self.inner;
+            let of_tables = tables.as_ref().map_or(0, RowTables::digest);
+            streamed.as_ref().map_or(0, Streamed::digest).wrapping_add(of_tables)
+        }));
         #[cfg(feature = "lora")]
         if let Some(adapter) = &self.adapter {
             return digest.wrapping_add(adapter.digest());
@@ -866,6 +870,17 @@ impl Model {
         }
         self.check_fits(&plan, "adapters that nobody uses can be let go")
     }
+}
+
+/// Tells the texts of tokens from those of another vocabulary.
+fn digest_of_vocab(tokenizer: &Tokenizer) -> u64 {
+    let mut digest = Xxh64::new();
+    for id in 0..tokenizer.vocab_size() as u32 {
+        let text = tokenizer.token_bytes(id).unwrap_or_default();
+        digest.add(&(text.len() as u32).to_le_bytes());
+        digest.add(text);
+    }
+    digest.finish()
 }
 
 /// A model's configuration, with the block of its head for further tokens if there is one and it is wanted.

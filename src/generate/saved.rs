@@ -1,7 +1,7 @@
 //! Sessions as files: safetensors, so that other programs can read them.
 //!
 //! ```text
-//! __metadata__  format "tilewright session", version "1"; model: digest of the weights; name; kv_type
+//! __metadata__  format "tilewright session", version "2"; model: digest of weights and vocabulary; name; kv_type
 //!               cached: tokens whose keys are here; angles: row of angles of the first; note: whatever its writer put in
 //! tokens        U32 [n]                       the sequence, cached tokens first
 //! cache.<l>.k   U32 [Hkv, rows, row]          keys of the latest `rows` cached tokens, packed as `kv_type` says; and .v
@@ -26,7 +26,8 @@ use crate::saving::{Row, Saving};
 use crate::tensor::Tensor;
 
 const FORMAT: &str = "session";
-const VERSION: &str = "1";
+/// 1 had a digest of the first bytes of each tensor, so that it does not tell which model it is of.
+const VERSION: &str = "2";
 
 /// A tensor of a file: what it is called, its type and its shape.
 type Entry = (String, BlockType, Vec<u64>);

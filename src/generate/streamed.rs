@@ -339,7 +339,8 @@ impl Streamed {
     /// A feed of what stays on the device.
     pub fn resident(&self, transformer: &Transformer, catalog: &Catalog) -> Feed {
         let is_streamed = |place: &Destination| self.tensors.iter().any(|tensors| fills(place, tensors));
-        Feed::new(catalog, transformer.destinations().filter(|(_, place)| !is_streamed(place)))
+        let resident = transformer.destinations().filter(|(_, place)| !is_streamed(place));
+        Feed::digesting(catalog, resident, |_| true)
     }
 
     /// Reads what stays on the device beside that.
@@ -350,13 +351,10 @@ impl Streamed {
         self.kept.as_ref().map_or(Ok(()), |kept| kept.fill(device, &self.files))
     }
 
-    /// What the digest of a model's tensors has of those that are streamed.
-    ///
-    /// # Errors
-    /// [`Error::Format`] if one lies past its file's end.
-    pub fn digest(&self) -> Result<u64, Error> {
-        let mut digests = self.layers.iter().map(|(_, feed)| feed.digest_ahead(&self.files));
-        digests.try_fold(0u64, |sum, digest| Ok(sum.wrapping_add(digest?)))
+    /// What the digest of a model's tensors has of those that are streamed. All of them are read for it.
+    pub fn digest(&self) -> u64 {
+        let digests = self.layers.iter().map(|(_, feed)| feed.digest_of_files(&self.files));
+        digests.fold(0, u64::wrapping_add)
     }
 
     /// What there is to stream, and what came of it so far.

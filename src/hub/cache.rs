@@ -10,10 +10,12 @@
 //!
 //! Described at <https://huggingface.co/docs/hub/local-cache>.
 
-use std::collections::BTreeSet;
+use std::cell::LazyCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File as DiskFile, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::choice::File;
 use super::digest::{Digest, is_hex};
@@ -26,6 +28,16 @@ const MAX_DEPTH: usize = 16;
 pub(super) struct Repo {
     folder: PathBuf,
     locks: PathBuf,
+}
+
+/// A content in the cache.
+pub(super) struct Content {
+    pub path: PathBuf,
+    pub size: u64,
+    /// What it should add up to.
+    pub digest: Digest,
+    /// Commits and paths of the files that have it.
+    pub files: Vec<(String, String)>,
 }
 
 /// All repositories of models in a cache, by `owner/repo`.
@@ -104,7 +116,9 @@ impl Repo {
     /// without locks has none, and then what two programs write at once fails its digest.
     pub fn lock(&self, digest: &Digest, on_wait: impl FnOnce()) -> Option<DiskFile> {
         fs::create_dir_all(&self.locks).ok()?;
-        let lock = DiskFile::create(self.locks.join(format!("{digest}.lock"))).ok()?;
+        // Without cutting anything off, should the name be a link.
+        let open = DiskFile::options().write(true).create(true).truncate(false).clone();
+        let lock = open.open(self.locks.join(format!("{digest}.lock"))).ok()?;
         if let Err(TryLockError::WouldBlock) = lock.try_lock() {
             on_wait();
             lock.lock().ok()?;
@@ -118,7 +132,7 @@ impl Repo {
         content.is_ok_and(|content| content.is_file() && content.len() == size)
     }
 
-    /// Gives a file of a commit its content.
+    /// Gives a file of a commit its content. A link that leads there stays as it is.
     ///
     /// # Errors
     /// [`Error::Io`] if it cannot be written.
@@ -128,15 +142,78 @@ impl Repo {
         if let Some(folder) = place.parent() {
             fs::create_dir_all(folder).map_err(io)?;
         }
-        if let Err(error) = fs::remove_file(&place)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            return Err(io(error));
-        }
         // Relative, so that the cache can be moved: out of the folders of the path, the commit and `snapshots`.
         let up = std::iter::repeat_n("..", path.split('/').count() + 1);
         let target: PathBuf = up.chain(["blobs", digest.as_str()]).collect();
-        link(&target, &self.blob(digest), &place).map_err(io)
+        let is_right = || fs::read_link(&place).is_ok_and(|found| found == target);
+        // Programs that start side by side do this at once, and some of them read the file already.
+        if is_right() {
+            return Ok(());
+        }
+        match self.replace_link(&target, digest, &place) {
+            Err(_) if is_right() || cfg!(not(unix)) && place.is_file() => Ok(()),
+            replaced => replaced.map_err(io),
+        }
+    }
+
+    /// Makes the link under a name of its own and renames it, so that the place is never without a file.
+    fn replace_link(&self, target: &Path, digest: &Digest, place: &Path) -> io::Result<()> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let blob = self.blob(digest);
+        let part = loop {
+            let turn = MADE.fetch_add(1, Ordering::Relaxed);
+            let part = blob.with_extension(format!("link{}-{turn}", std::process::id()));
+            match link(target, &blob, &part) {
+                // A program with the same number was ended here.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => break made.map(|()| part)?,
+            }
+        };
+        let renamed = fs::rename(&part, place);
+        // It is still there after an error, and also where both names were links to the same file already.
+        let _ = fs::remove_file(&part);
+        renamed
+    }
+
+    /// What is here of files, and what each should be: a content by its name, or a file that is no link by what `listed` has
+    /// of its commit. And the files of which nobody says it.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if a folder cannot be read.
+    pub fn contents(&self, listed: impl Fn(&str) -> Vec<File>) -> Result<(Vec<Content>, Vec<PathBuf>), Error> {
+        let (mut contents, mut unknown) = (Vec::new(), Vec::new());
+        let size = |path: &Path| fs::metadata(path).ok().filter(|entry| entry.is_file()).map(|entry| entry.len());
+        let mut files: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
+        for commit in self.commits()? {
+            let listed = LazyCell::new(|| listed(&commit));
+            for (path, place) in files_below(&self.snapshot(&commit))? {
+                if let Ok(target) = fs::read_link(&place) {
+                    let blob = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                    files.entry(blob).or_default().push((commit.clone(), path));
+                } else if let Some(size) = size(&place) {
+                    match listed.iter().find(|file| file.path == path).and_then(|file| file.digest.clone()) {
+                        Some(digest) => {
+                            let files = vec![(commit.clone(), path)];
+                            contents.push(Content { path: place, size, digest, files });
+                        }
+                        None => unknown.push(place),
+                    }
+                }
+            }
+        }
+        for (name, path) in files_below(&self.folder.join("blobs"))? {
+            // What is still coming has a name that is none.
+            let digest = Digest::sha256(&name).or_else(|| Digest::git(&name));
+            match (digest, size(&path)) {
+                (Some(digest), Some(size)) => {
+                    let files = files.remove(&name).unwrap_or_default();
+                    contents.push(Content { path, size, digest, files });
+                }
+                (None, Some(_)) if files.contains_key(&name) => unknown.push(path),
+                _ => {}
+            }
+        }
+        Ok((contents, unknown))
     }
 
     /// Removes files of some commits, and the contents that no commit needs any more. If no file is left, all is removed that
@@ -243,4 +320,88 @@ fn link(target: &Path, blob: &Path, place: &Path) -> io::Result<()> {
     }
     let _ = target;
     fs::hard_link(blob, place).or_else(|_| fs::rename(blob, place))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    /// A repository with two contents, in an empty folder.
+    fn repo(test: &str) -> (PathBuf, Repo, [Digest; 2]) {
+        let cache = std::env::temp_dir().join(format!("tilewright-hub-{test}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&cache);
+        let repo = Repo::new(&cache, "owner/name");
+        let digests = ["a", "b"].map(|digit| Digest::git(&digit.repeat(40)).unwrap());
+        fs::create_dir_all(repo.folder.join("blobs")).unwrap();
+        digests.iter().for_each(|digest| fs::write(repo.blob(digest), digest.as_str()).unwrap());
+        (cache, repo, digests)
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_that_is_right_is_left_alone() {
+        let (cache, repo, [first, second]) = repo("right");
+        let folder = repo.snapshot("commit").join("sub");
+        let place = folder.join("m.gguf");
+        // What is added to a folder or removed from it changes its date.
+        let long_ago = SystemTime::now() - Duration::from_secs(1000);
+        let set_back = || DiskFile::open(&folder).unwrap().set_modified(long_ago).unwrap();
+        let is_changed = || fs::metadata(&folder).unwrap().modified().unwrap() != long_ago;
+        repo.link("commit", "sub/m.gguf", &first).unwrap();
+        set_back();
+        repo.link("commit", "sub/m.gguf", &first).unwrap();
+        assert!(!is_changed(), "the link was made anew");
+        repo.link("commit", "sub/m.gguf", &second).unwrap();
+        assert!(is_changed() && fs::read_to_string(&place).unwrap() == second.as_str());
+        // Any file gives way, and a folder is an error.
+        fs::remove_file(&place).unwrap();
+        fs::write(&place, "something else").unwrap();
+        repo.link("commit", "sub/m.gguf", &first).unwrap();
+        assert_eq!(fs::read_to_string(&place).unwrap(), first.as_str());
+        fs::create_dir_all(folder.join("x.gguf/y")).unwrap();
+        assert!(matches!(repo.link("commit", "sub/x.gguf", &first), Err(Error::Io { .. })));
+        assert_eq!(names(&repo.folder.join("blobs")).unwrap().len(), 2, "nothing is left beside the contents");
+        fs::remove_dir_all(cache).unwrap();
+    }
+
+    #[test]
+    fn programs_that_start_side_by_side_share_links() {
+        const ROUNDS: usize = 300;
+        let (cache, repo, digests) = repo("side-by-side");
+        let barrier = std::sync::Barrier::new(8);
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..8)
+                .map(|writer| {
+                    let (repo, barrier, digests) = (&repo, &barrier, &digests);
+                    scope.spawn(move || {
+                        let link = |round: usize| {
+                            barrier.wait();
+                            // A new file, and one that changes under those who read it.
+                            repo.link("commit", &format!("{round}.gguf"), &digests[0])?;
+                            repo.link("commit", "m.gguf", &digests[(round + writer) % 2])
+                        };
+                        // Whoever fails still comes to the barrier.
+                        (0..ROUNDS).filter_map(|round| link(round).err()).collect::<Vec<_>>()
+                    })
+                })
+                .collect();
+            let reader = scope.spawn(|| {
+                let place = repo.snapshot("commit").join("m.gguf");
+                while !place.exists() && !is_over.load(Ordering::Relaxed) {}
+                let mut n_missing = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    n_missing += usize::from(fs::read(&place).is_err());
+                }
+                n_missing
+            });
+            let failed: Vec<_> = writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect();
+            is_over.store(true, Ordering::Relaxed);
+            assert!(failed.is_empty(), "{} of {} failed: {}", failed.len(), 8 * ROUNDS, failed[0]);
+            assert_eq!(reader.join().unwrap(), 0, "the link was gone at times");
+        });
+        fs::remove_dir_all(cache).unwrap();
+    }
 }

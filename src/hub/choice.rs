@@ -230,19 +230,10 @@ fn is_gguf(path: &str) -> bool {
     path.len() > 5 && path.get(path.len() - 5..).is_some_and(|end| end.eq_ignore_ascii_case(".gguf"))
 }
 
-/// A GGUF file's path without its end, and which shard of how many it is: published names end in `-00001-of-00003.gguf`.
+/// A GGUF file's path without its end, and which shard of how many it is.
 fn stem(path: &str) -> (&str, [u32; 2]) {
-    let stem = path.get(..path.len().saturating_sub(5)).unwrap_or_default();
-    let number = |digits: &str| match digits.len() == 5 && digits.bytes().all(|digit| digit.is_ascii_digit()) {
-        true => digits.parse().ok(),
-        false => None,
-    };
-    let shard = || {
-        let (rest, n_shards) = stem.rsplit_once("-of-")?;
-        let (rest, shard) = rest.rsplit_once('-')?;
-        Some((rest, [number(shard)?, number(n_shards)?]))
-    };
-    shard().unwrap_or((stem, [1, 1]))
+    let stem = crate::load::stem(path);
+    crate::load::numbered(stem).unwrap_or((stem, [1, 1]))
 }
 
 /// The quantisation that a file's name says: the last part of it that is one.

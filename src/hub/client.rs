@@ -1,6 +1,7 @@
 //! Requests to a hub, and what may be read from its answers before their content.
 
 use std::io::{self, Read};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use ureq::http::header::{AUTHORIZATION, CONTENT_RANGE, ETAG, LOCATION, RANGE, RETRY_AFTER};
@@ -60,6 +61,21 @@ impl Client {
             .timeout_per_read(Some(SILENCE));
         let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
         Client { agent: config.build().into(), endpoint: endpoint.trim_end_matches('/').into(), token }
+    }
+
+    /// Address of the hub.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Whether others on the way to the hub can read the token.
+    pub fn tells_token_in_clear(&self) -> bool {
+        let is_own_machine = |host: &str| {
+            let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+            host == "localhost" || host.ends_with(".localhost") || address.is_ok_and(|address| address.is_loopback())
+        };
+        let is_clear = |(scheme, host, _): (String, String, u16)| scheme == "http" && !is_own_machine(&host);
+        self.token.is_some() && origin(&self.endpoint).is_some_and(is_clear)
     }
 
     /// Address of the list of a revision's files.
@@ -341,6 +357,24 @@ mod tests {
             ("https://hub.example@other/x", false),
         ] {
             assert_eq!(client.is_own(url), is_own, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_told_in_clear_by_http_to_other_machines() {
+        for (endpoint, is_told) in [
+            ("http://hub.example", true),
+            ("HTTP://10.0.0.1:8080/mirror", true),
+            ("http://[2001:db8::1]", true),
+            ("http://localhost.example", true),
+            ("http://127.0.0.1.example", true),
+            ("https://hub.example", false),
+            ("http://localhost:8080", false),
+            ("http://127.1.2.3", false),
+            ("http://[::1]:8080", false),
+        ] {
+            assert_eq!(Client::new(endpoint, Some("secret".into())).tells_token_in_clear(), is_told, "{endpoint}");
+            assert!(!Client::new(endpoint, None).tells_token_in_clear());
         }
     }
 

@@ -1,9 +1,14 @@
 //! Digests of files, as Git and Git LFS name them.
 
 use std::fmt;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
 
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
+
+use crate::error::Error;
 
 /// What a file's content must add up to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +83,30 @@ impl Sum {
         match self {
             Sum::Sha256(sum) => Digest::Sha256(hex(&sum.finalize())),
             Sum::Git(sum) => Digest::Git(hex(&sum.finalize())),
+        }
+    }
+}
+
+/// The digest of a file's content, of the same kind as another. `on_bytes` hears how many bytes have been added up.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be read.
+pub(super) fn of_file(path: &Path, of_kind: &Digest, on_bytes: &mut dyn FnMut(u64)) -> Result<Digest, Error> {
+    const BUFFER_BYTES: usize = 1 << 20;
+    let io = |source| Error::Io { path: path.into(), source };
+    let mut file = File::open(path).map_err(io)?;
+    let mut sum = of_kind.begin(file.metadata().map_err(io)?.len());
+    let (mut buffer, mut n_read) = (vec![0; BUFFER_BYTES], 0);
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(sum.finish()),
+            Ok(n) => {
+                sum.add(buffer.get(..n).unwrap_or_default());
+                n_read += n as u64;
+                on_bytes(n_read);
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(io(error)),
         }
     }
 }

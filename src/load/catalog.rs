@@ -2,7 +2,14 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+#[cfg(not(target_arch = "wasm32"))]
+use std::panic::resume_unwind;
+#[cfg(not(target_arch = "wasm32"))]
+use std::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(not(target_arch = "wasm32"))]
+use std::thread::ScopedJoinHandle;
 
+use super::digest::Xxh64;
 use super::gguf::FACTORS;
 use super::{FileBytes, WeightShare, mxfp4};
 use crate::device::Device;
@@ -33,6 +40,13 @@ struct Entry {
 }
 
 impl Entry {
+    /// The digest of a tensor whose bytes add up to this, its scales first.
+    fn told(&self, mut bytes: Xxh64) -> u64 {
+        let TensorInfo { name, shape, block_type, .. } = &self.info;
+        bytes.add(format!("{name} {block_type} {shape:?}").as_bytes());
+        bytes.finish()
+    }
+
     /// Rows and groups of each expert's matrix, if it is of two tensors.
     fn groups(&self) -> Option<[usize; 2]> {
         self.scales.as_ref().and_then(|(_, scales)| match scales.shape[..] {
@@ -44,6 +58,23 @@ impl Entry {
 
 #[cfg(not(target_arch = "wasm32"))]
 impl Entry {
+    /// See [`Entry::told`]: of what the files have.
+    fn digest_of_files(&self, files: &[FileBytes]) -> u64 {
+        const PIECE: usize = 4 << 20;
+        let mut digest = Xxh64::new();
+        let scales = self.scales.as_ref().map(|(file, scales)| (*file, scales));
+        for (file, info) in scales.into_iter().chain([(self.file, &self.info)]) {
+            // A tensor past its file's end was refused when the header was read.
+            let bytes = info.bytes(&files[file]).unwrap_or_default();
+            for (i, piece) in bytes.chunks(PIECE).enumerate() {
+                digest.add(piece);
+                let first = info.offset as usize + i * PIECE;
+                files[file].let_go(first..first + piece.len());
+            }
+        }
+        self.told(digest)
+    }
+
     /// What it has of expert `i` of `n`, if the file keeps experts one after the other.
     fn of_expert(&self, [i, n]: [u32; 2]) -> Option<Entry> {
         let [i, n] = [i, n].map(u64::from);
@@ -385,17 +416,9 @@ pub(crate) struct Feed {
     total_bytes: u64,
     /// Bytes written to the device since [`Feed::take_uploaded`].
     uploaded_bytes: u64,
-    /// Of the tensors that have come, and of the one in progress.
-    digest: u64,
-    tensor_digest: u64,
-}
-
-/// Where FNV-1a of 64 bits begins, by Fowler, Noll and Vo.
-pub(crate) const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
-
-/// Goes on with FNV-1a over these bytes.
-pub(crate) fn fnv(digest: u64, bytes: &[u8]) -> u64 {
-    bytes.iter().fold(digest, |digest, &byte| (digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+    /// Of the tensors that have come, if that is wanted, and of the one in progress.
+    digest: Option<u64>,
+    tensor_digest: Xxh64,
 }
 
 impl Feed {
@@ -404,6 +427,19 @@ impl Feed {
         // Weights were declared from this catalog, so each is in it.
         let found = destinations.filter_map(|(name, place)| Some((catalog.tensors.get(name)?.clone(), place)));
         Feed::of(found.collect())
+    }
+
+    /// The same, which adds up for [`Feed::digest`] those tensors that `is_told` names.
+    pub fn digesting<'a>(
+        catalog: &Catalog,
+        destinations: impl Iterator<Item = (&'a str, Destination)>,
+        is_told: impl Fn(&str) -> bool,
+    ) -> Feed {
+        let found = destinations.filter_map(|(name, place)| {
+            let entry = catalog.tensors.get(name)?;
+            Some((Entry { is_told: entry.is_told && is_told(name), ..entry.clone() }, place))
+        });
+        Feed { digest: Some(0), ..Feed::of(found.collect()) }
     }
 
     /// A feed of one expert's parts.
@@ -446,47 +482,34 @@ impl Feed {
             fed_bytes: 0,
             total_bytes,
             uploaded_bytes: 0,
-            digest: 0,
-            tensor_digest: FNV_BASIS,
+            digest: None,
+            tensor_digest: Xxh64::new(),
         }
     }
 
-    /// Tells the weights that were taken from others: names, types, shapes and the first numbers of all tensors, in whatever
-    /// order and files they lie.
+    /// Tells the weights that were taken from others: names, types, shapes and all bytes of all tensors, in whatever order
+    /// and files they lie. 0 of what was not made by [`Feed::digesting`].
     pub fn digest(&self) -> u64 {
-        self.digest
+        self.digest.unwrap_or_default()
     }
 
-    /// The digest that it will have when it has taken everything, from the first bytes of each tensor.
-    ///
-    /// # Errors
-    /// [`Error::Truncated`] if a tensor lies past its file's end.
+    /// The digest that it would have if it had taken everything; all of it is read, by several threads.
     #[cfg(not(target_arch = "wasm32"))]
-    pub fn digest_ahead(&self, files: &[FileBytes]) -> Result<u64, Error> {
-        let mut ahead = Feed { digest: 0, done: 0, ..self.clone() };
-        for at in 0..self.items.len() {
-            let (entry, _) = &self.items[at];
-            ahead.at = at;
-            ahead.look_at(entry.info.bytes(&files[entry.file])?);
-        }
-        Ok(ahead.digest)
-    }
-
-    /// Takes what the digest needs of the bytes that come next of a tensor.
-    fn look_at(&mut self, bytes: &[u8]) {
-        /// Bytes of each tensor that are looked at.
-        const SAMPLE: u64 = 4096;
-        let n = usize::try_from(SAMPLE.saturating_sub(self.done)).unwrap_or(usize::MAX).min(bytes.len());
-        self.tensor_digest = fnv(self.tensor_digest, &bytes[..n]);
-        let Some((entry, _)) = self.items.get(self.at) else { return };
-        if self.done + bytes.len() as u64 >= entry.info.size_bytes {
-            let TensorInfo { name, shape, block_type, .. } = &entry.info;
-            if entry.is_told {
-                let ended = fnv(self.tensor_digest, format!("{name} {block_type} {shape:?}").as_bytes());
-                self.digest = self.digest.wrapping_add(ended);
+    pub fn digest_of_files(&self, files: &[FileBytes]) -> u64 {
+        const THREADS: usize = 4;
+        let n_taken = AtomicUsize::new(0);
+        let take = || {
+            let mut sum = 0u64;
+            while let Some((entry, _)) = self.items.get(n_taken.fetch_add(1, Ordering::Relaxed)) {
+                sum = sum.wrapping_add(if entry.is_told { entry.digest_of_files(files) } else { 0 });
             }
-            self.tensor_digest = FNV_BASIS;
-        }
+            sum
+        };
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..THREADS.min(self.items.len())).map(|_| scope.spawn(take)).collect();
+            let join = |other: ScopedJoinHandle<'_, u64>| other.join().unwrap_or_else(|panic| resume_unwind(panic));
+            others.into_iter().map(join).fold(take(), u64::wrapping_add)
+        })
     }
 
     /// The bytes wanted next; `None` at the end.
@@ -561,12 +584,22 @@ impl Feed {
     /// As [`Feed::take_all`].
     pub fn take_piece(&mut self, device: &Device, files: &[FileBytes]) -> Result<bool, Error> {
         const PIECE: u64 = 4 << 20;
+        /// Bytes that are added up in less time than a thread takes to start.
+        #[cfg(not(target_arch = "wasm32"))]
+        const ASIDE: usize = 256 << 10;
         let (Some(wanted), Some(tensor)) = (self.wanted(), self.tensor()) else { return Ok(false) };
         let file = &files[wanted.file];
         let data = tensor.bytes(file)?;
         let n = wanted.len.min(PIECE) as usize;
         let first = (wanted.offset - tensor.offset) as usize;
-        self.push(device, &data[first..first + n])?;
+        let piece = &data[first..first + n];
+        #[cfg(not(target_arch = "wasm32"))]
+        match self.told_now().is_some() && n > ASIDE {
+            true => self.push_and_add(device, piece)?,
+            false => self.push(device, piece)?,
+        }
+        #[cfg(target_arch = "wasm32")]
+        self.push(device, piece)?;
         file.let_go(wanted.offset as usize..wanted.offset as usize + n);
         Ok(true)
     }
@@ -585,18 +618,63 @@ impl Feed {
     ///
     /// # Errors
     /// Errors of [`Device::write`].
-    pub fn push(&mut self, device: &Device, mut bytes: &[u8]) -> Result<(), Error> {
-        let takes_scales = self.takes_scales();
-        if !takes_scales {
-            self.look_at(bytes);
+    pub fn push(&mut self, device: &Device, bytes: &[u8]) -> Result<(), Error> {
+        let told = self.told_now();
+        if told.is_some() {
+            self.tensor_digest.add(bytes);
         }
-        let Some((entry, place)) = self.items.get(self.at) else { return Ok(()) };
+        if self.put(device, bytes)? {
+            self.tell(told);
+        }
+        Ok(())
+    }
+
+    /// As [`Feed::push`] of bytes that are worth it: adds them up while the device takes them.
+    #[cfg(not(target_arch = "wasm32"))]
+    fn push_and_add(&mut self, device: &Device, bytes: &[u8]) -> Result<(), Error> {
+        let told = self.told_now();
+        let mut digest = self.tensor_digest.clone();
+        let (ended, digest) = std::thread::scope(|scope| {
+            let adding = scope.spawn(move || {
+                digest.add(bytes);
+                digest
+            });
+            let put = self.put(device, bytes);
+            // A thread only reads; a panic in it goes on here.
+            let digest = adding.join().unwrap_or_else(|panic| resume_unwind(panic));
+            put.map(|ended| (ended, digest))
+        })?;
+        self.tensor_digest = digest;
+        if ended {
+            self.tell(told);
+        }
+        Ok(())
+    }
+
+    /// The tensor in progress, if it counts for the digest.
+    fn told_now(&self) -> Option<usize> {
+        let is_told = self.digest.is_some() && self.items.get(self.at).is_some_and(|(entry, _)| entry.is_told);
+        is_told.then_some(self.at)
+    }
+
+    /// Counts a tensor whose bytes have all come.
+    fn tell(&mut self, told: Option<usize>) {
+        let bytes = std::mem::replace(&mut self.tensor_digest, Xxh64::new());
+        if let Some((entry, _)) = told.and_then(|at| self.items.get(at)) {
+            self.digest = self.digest.map(|digest| digest.wrapping_add(entry.told(bytes)));
+        }
+    }
+
+    /// Puts bytes where they belong, and says whether they end a tensor.
+    fn put(&mut self, device: &Device, mut bytes: &[u8]) -> Result<bool, Error> {
+        let takes_scales = self.takes_scales();
+        let Some((entry, place)) = self.items.get(self.at) else { return Ok(false) };
         let info = &entry.info;
         let n_bytes = bytes.len() as u64;
         if takes_scales {
             self.scales.extend_from_slice(bytes);
             self.fed_bytes += n_bytes;
-            return Ok(());
+            return Ok(false);
         }
         let unit = entry.groups().map_or(1, |[rows, _]| rows as u32);
         let row_bytes = match place {
@@ -632,13 +710,14 @@ impl Feed {
         self.partial_row.extend_from_slice(rest);
         self.fed_bytes += n_bytes;
         self.done += n_bytes;
-        if self.done >= info.size_bytes {
+        let ended = self.done >= info.size_bytes;
+        if ended {
             self.uploaded_bytes += write_gaps(device, entry, place, &mut self.edges)?;
             self.at += 1;
             self.done = 0;
             self.scales.clear();
         }
-        Ok(())
+        Ok(ended)
     }
 }
 

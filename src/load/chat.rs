@@ -3,9 +3,11 @@
 use serde_json::{Map, Value};
 
 use super::huggingface::Texts;
+use super::vocab;
 use crate::error::Error;
 use crate::formats::gguf::{self, Metadata, ValueType};
 use crate::formats::gguf_writer::GgufHeader;
+use crate::formats::text::read_json;
 use crate::tokenizer::Tokenizer;
 
 /// The name of a template that has none.
@@ -34,7 +36,7 @@ impl ChatSource {
             }
         }
         for (name, key) in [("unk_token", "unknown"), ("pad_token", "padding")] {
-            let id = metadata.get_u32(&format!("tokenizer.ggml.{key}_token_id"))?;
+            let id = vocab::id(metadata, &format!("tokenizer.ggml.{key}_token_id"))?;
             let text = id.zip(tokenizer).and_then(|(id, tokenizer)| tokenizer.token_bytes(id).ok());
             let text = text.and_then(|text| std::str::from_utf8(text).ok());
             source.special_tokens.extend(text.map(|text| (name.to_owned(), Value::from(text))));
@@ -46,7 +48,7 @@ impl ChatSource {
     /// A broken file is no template: what is wrong with a tokenizer's configuration, the tokenizer says.
     pub(super) fn of_folder(texts: &Texts) -> ChatSource {
         let mut source = ChatSource::default();
-        let parse = |text: &Option<Vec<u8>>| serde_json::from_slice::<Value>(text.as_ref()?).ok();
+        let parse = |text: &Option<Vec<u8>>| read_json::<Value>(text.as_ref()?).ok();
         let config = parse(&texts.tokenizer_config);
         for json in [&config, &parse(&texts.chat_template_json)].into_iter().flatten() {
             match json.get("chat_template") {
@@ -103,6 +105,8 @@ impl ChatSource {
 
     fn set(&mut self, name: &str, template: &str) {
         self.templates.retain(|(other, _)| other != name);
+        // A file may begin with a byte order mark, and a template may have been one.
+        let template = template.strip_prefix('\u{feff}').unwrap_or(template);
         self.templates.push((name.to_owned(), template.to_owned()));
     }
 }

@@ -9,6 +9,7 @@ use super::huggingface::{CONFIG, MODULES, POOLING, PROMPTS, SENTENCE_CONFIG, Tex
 use super::{EncoderShape, Scoring};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
+use crate::formats::text::read_json;
 use crate::kernels::{Activation, Gate, Gelu, Pooling};
 use crate::model::{ModelConfig, ScoreConfig};
 
@@ -105,7 +106,7 @@ fn prompts(json: &ConfigJson) -> Result<(BTreeMap<String, String>, Option<String
 
 /// Whether a list of modules divides vectors by their norm. Modules that would do something else to them are refused.
 fn has_normalize(json: &[u8]) -> Result<bool, Error> {
-    let modules: Vec<Value> = serde_json::from_slice(json).map_err(|e| wrong("modules", "a list of modules", e))?;
+    let modules: Vec<Value> = read_json(json).map_err(|e| wrong("modules", "a list of modules", e.message))?;
     let mut normalizes = false;
     for module in &modules {
         // A type's last word says what it does.

@@ -7,6 +7,8 @@ use std::path::Path;
 use super::architectures::{Architecture, FURTHER_LAYERS, refused};
 use super::catalog::{Catalog, Stored, check_type};
 use super::keys::{Key, Keys, Source};
+#[cfg(not(target_arch = "wasm32"))]
+use super::shards;
 use super::unread::{self, FURTHER_TOKENS};
 use super::{ChatSource, ModelHeader, ModelShape, encoder, mxfp4};
 #[cfg(not(target_arch = "wasm32"))]
@@ -233,10 +235,14 @@ fn unknown(tensor: &TensorInfo) -> Error {
 /// Opens a folder, or one `.safetensors` file with the `config.json` beside it.
 #[cfg(not(target_arch = "wasm32"))]
 pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
-    let folder = match path.is_dir() {
-        true => path,
-        false => path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+    // A file's own folder, or where it is a link that of what it leads to: the first with a configuration.
+    let folder_of = |path: &Path| {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        folder.unwrap_or(Path::new(".")).to_path_buf()
     };
+    let linked = (!path.is_dir()).then(|| shards::links(path).find(|path| folder_of(path).join(CONFIG).exists()));
+    let path = &linked.flatten().unwrap_or_else(|| path.to_path_buf());
+    let folder = &if path.is_dir() { path.clone() } else { folder_of(path) };
     let mut texts = Texts::default();
     for name in TEXTS {
         let path = folder.join(name);
@@ -246,8 +252,9 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
             *slot = Some(read(&path)?);
         }
     }
-    let chosen = path.extension().is_some_and(|ext| ext == "safetensors").then_some(path);
-    let chosen = chosen.and_then(Path::file_name).map(|name| name.to_string_lossy());
+    let chosen = path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("safetensors"));
+    let chosen = chosen.then_some(path);
+    let chosen = chosen.and_then(|path| path.file_name()).map(|name| name.to_string_lossy());
     let names = weight_files(&texts, chosen.as_deref()).map_err(|e| e.in_folder(folder))?;
     let mut files = Vec::new();
     let mut weights = Vec::new();

@@ -19,6 +19,7 @@ use std::path::Path;
 use super::FileBytes;
 use super::architectures::Architecture;
 use super::catalog::{Stored, check_type, floats};
+use super::digest::Xxh64;
 use super::huggingface::missing;
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
@@ -291,16 +292,16 @@ impl Factors<'_> {
         Ok(values)
     }
 
-    /// Tells these factors from others: their scale and the first bytes of each.
+    /// Tells these factors from others: their scale and all bytes of each.
     pub fn digest(&self) -> u64 {
-        const SAMPLE: usize = 4096;
-        let mut digest = super::catalog::fnv(super::catalog::FNV_BASIS, self.name.as_bytes());
-        digest = super::catalog::fnv(digest, &self.pair.scale.to_le_bytes());
+        let mut digest = Xxh64::new();
+        digest.add(self.name.as_bytes());
+        digest.add(&self.pair.scale.to_le_bytes());
         for tensor in [&self.pair.a, &self.pair.b] {
-            let bytes = tensor.bytes(&self.file.bytes).unwrap_or_default();
-            digest = super::catalog::fnv(digest, &bytes[..bytes.len().min(SAMPLE)]);
+            digest.add(format!(" {} {:?}", tensor.block_type, tensor.shape).as_bytes());
+            digest.add(tensor.bytes(&self.file.bytes).unwrap_or_default());
         }
-        digest
+        digest.finish()
     }
 
     fn values(&self, tensor: &TensorInfo) -> Result<Vec<f32>, Error> {

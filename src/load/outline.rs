@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::huggingface::Texts;
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
+use crate::formats::text::read_json;
 use crate::formats::{BlockType, TensorInfo};
 
 /// An outline of a model.
@@ -62,7 +63,7 @@ impl Outline {
 
     /// That of a folder with these tensors. What is wrong with its configuration, the model's header says.
     pub(super) fn of_folder<'a>(texts: &Texts, tensors: impl Iterator<Item = &'a TensorInfo>) -> Outline {
-        let config = texts.config.as_deref().and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok());
+        let config = texts.config.as_deref().and_then(|bytes| read_json::<Value>(bytes).ok());
         let part = config.as_ref().and_then(|config| config.get("text_config"));
         let get = |key: &str| [part, config.as_ref()].into_iter().flatten().find_map(|object| object.get(key));
         let max_context_length =

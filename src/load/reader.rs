@@ -213,7 +213,7 @@ impl HeaderReader {
         let first = self.parts.first().map_or("model", |part| part.file.name.as_str());
         let header = match self.headers {
             Headers::Gguf(shards) => {
-                let name = first.strip_suffix(".gguf").unwrap_or(first);
+                let name = super::shards::stem(first);
                 gguf::header(name, shards, config_data).map_err(|e| e.in_file(first))?
             }
             Headers::Folder { texts, headers } => {

@@ -1,8 +1,8 @@
 //! The vocabulary that a GGUF file carries in its metadata.
 
 use crate::error::Error;
-use crate::formats::gguf::Metadata;
-use crate::tokenizer::{TokenType, Vocab};
+use crate::formats::gguf::{Metadata, Value};
+use crate::tokenizer::{NO_ID, TokenType, Vocab};
 
 /// Collects the `tokenizer.ggml.*` keys. What they mean together is for
 /// [`Tokenizer::from_vocab`](crate::tokenizer::Tokenizer::from_vocab) to check.
@@ -23,9 +23,9 @@ pub fn vocab_from_gguf(metadata: &Metadata) -> Result<Vocab, Error> {
     }
     let tokens = metadata.get_str_array("tokenizer.ggml.tokens")?;
     let token_types = metadata.get_u32_array("tokenizer.ggml.token_type")?.unwrap_or_default();
-    let sep_id = match metadata.get_u32("tokenizer.ggml.separator_token_id")? {
+    let sep_id = match id(metadata, "tokenizer.ggml.separator_token_id")? {
         // The key was misspelled for years, and most files have it so.
-        None => metadata.get_u32("tokenizer.ggml.seperator_token_id")?,
+        None => id(metadata, "tokenizer.ggml.seperator_token_id")?,
         sep_id => sep_id,
     };
     let pre = metadata.get_str("tokenizer.ggml.pre")?;
@@ -44,15 +44,15 @@ pub fn vocab_from_gguf(metadata: &Metadata) -> Result<Vocab, Error> {
         scores: metadata.get_f32_array("tokenizer.ggml.scores")?.unwrap_or_default(),
         token_types: token_types.into_iter().map(TokenType::try_from).collect::<Result<_, _>>()?,
         merges: owned(metadata.get_str_array("tokenizer.ggml.merges")?.unwrap_or_default()),
-        bos_id: metadata.get_u32("tokenizer.ggml.bos_token_id")?,
-        eos_id: metadata.get_u32("tokenizer.ggml.eos_token_id")?,
-        eot_id: metadata.get_u32("tokenizer.ggml.eot_token_id")?,
-        eom_id: metadata.get_u32("tokenizer.ggml.eom_token_id")?,
+        bos_id: id(metadata, "tokenizer.ggml.bos_token_id")?,
+        eos_id: id(metadata, "tokenizer.ggml.eos_token_id")?,
+        eot_id: id(metadata, "tokenizer.ggml.eot_token_id")?,
+        eom_id: id(metadata, "tokenizer.ggml.eom_token_id")?,
         end_ids: Vec::new(),
-        unk_id: metadata.get_u32("tokenizer.ggml.unknown_token_id")?,
+        unk_id: id(metadata, "tokenizer.ggml.unknown_token_id")?,
         sep_id,
-        cls_id: metadata.get_u32("tokenizer.ggml.cls_token_id")?,
-        pad_id: metadata.get_u32("tokenizer.ggml.padding_token_id")?,
+        cls_id: id(metadata, "tokenizer.ggml.cls_token_id")?,
+        pad_id: id(metadata, "tokenizer.ggml.padding_token_id")?,
         add_bos: metadata.get_bool("tokenizer.ggml.add_bos_token")?,
         add_eos: metadata.get_bool("tokenizer.ggml.add_eos_token")?,
         add_sep,
@@ -61,5 +61,18 @@ pub fn vocab_from_gguf(metadata: &Metadata) -> Result<Vocab, Error> {
         charsmap: metadata.get_byte_array("tokenizer.ggml.precompiled_charsmap")?.unwrap_or_default(),
         special_strips_right: is_phi3,
         lowercase: metadata.get_bool("tokenizer.ggml.normalizer.lowercase")?,
+        notices: Vec::new(),
     })
+}
+
+/// The id of a special token. Files say by -1, in whatever width, that there is none; that is [`NO_ID`] here.
+///
+/// # Errors
+/// [`Error::Format`] for what is no integer, or no id.
+pub(super) fn id(metadata: &Metadata, key: &str) -> Result<Option<u32>, Error> {
+    match metadata.get(key).and_then(Value::as_integer) {
+        Some(-1) => Ok(Some(NO_ID)),
+        Some(id) if id == i128::from(u64::MAX) => Ok(Some(NO_ID)),
+        _ => metadata.get_u32(key),
+    }
 }

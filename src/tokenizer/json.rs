@@ -23,6 +23,7 @@ use unicode_normalization::is_nfc;
 use super::vocab::{TokenType, fault, shown};
 use super::{PairTemplate, Surroundings, Tokenizer};
 use crate::error::Error;
+use crate::formats::text::{Fault, read_json};
 
 /// The names of special tokens, which models keep in `tokenizer_config.json` beside `tokenizer.json`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -72,6 +73,10 @@ impl TokenizerConfig {
             Some(id) => std::slice::from_ref(id),
         };
         for id in ids {
+            // Files say so that there is none.
+            if id.as_i64() == Some(-1) {
+                continue;
+            }
             let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
             let number =
                 number.ok_or_else(|| fault("eos_token_id", "an id or a list of ids", shown(&id.to_string())))?;
@@ -147,16 +152,12 @@ impl File {
 /// # Errors
 /// [`Error::Format`] with the byte offset of the fault. Nesting is limited to 128 levels by `serde_json`.
 fn parse(format: &'static str, bytes: &[u8]) -> Result<Value, Error> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        let lines_before = bytes.split_inclusive(|&byte| byte == b'\n').take(error.line().saturating_sub(1));
-        let offset = lines_before.map(<[u8]>::len).sum::<usize>() + error.column().saturating_sub(1);
-        Error::Format {
-            format,
-            field: "file".into(),
-            offset: offset as u64,
-            expected: "JSON".into(),
-            found: error.to_string(),
-        }
+    read_json(bytes).map_err(|Fault { offset, message }| Error::Format {
+        format,
+        field: "file".into(),
+        offset: offset as u64,
+        expected: "JSON".into(),
+        found: message,
     })
 }
 

@@ -48,10 +48,14 @@ impl TryFrom<u32> for TokenType {
     }
 }
 
+/// Stands for no token in files that have no other way to say so: -1 in 32 bits.
+pub(crate) const NO_ID: u32 = u32::MAX;
+
 /// Everything a vocabulary file says, with no trace of the file's format.
 ///
 /// The key in each field's documentation is the GGUF one. `None` means that the file is silent; the tokenizer
-/// then does what llama.cpp does for that kind of vocabulary.
+/// then does what llama.cpp does for that kind of vocabulary. So it does for an id that is `u32::MAX`, or that is outside the
+/// vocabulary and not needed.
 #[derive(Debug, Clone, Default)]
 pub struct Vocab {
     /// `tokenizer.ggml.model`: `llama` (SentencePiece), `gpt2` (byte-level BPE), `gemma4` (BPE over characters), `bert`
@@ -103,6 +107,8 @@ pub struct Vocab {
     pub special_strips_right: bool,
     /// `tokenizer.ggml.normalizer.lowercase`: WordPiece lower-cases and strips accents.
     pub lowercase: Option<bool>,
+    /// What was passed over in the file, for a person to know.
+    pub notices: Vec<String>,
 }
 
 impl Vocab {
@@ -117,21 +123,28 @@ impl Vocab {
                 return Err(fault(field, format!("one per token, {n_tokens}"), len));
             }
         }
+        // Where a text ends, and what stands in front of it, cannot be passed over. Whoever needs another one looks for it.
+        let adds_bos = self.add_bos == Some(true);
         let ids = [
-            ("bos_id", self.bos_id),
-            ("eos_id", self.eos_id),
-            ("eot_id", self.eot_id),
-            ("eom_id", self.eom_id),
-            ("unk_id", self.unk_id),
-            ("sep_id", self.sep_id),
-            ("cls_id", self.cls_id),
-            ("pad_id", self.pad_id),
+            ("bos_id", &mut self.bos_id, adds_bos),
+            ("eos_id", &mut self.eos_id, true),
+            ("eot_id", &mut self.eot_id, false),
+            ("eom_id", &mut self.eom_id, false),
+            ("unk_id", &mut self.unk_id, false),
+            ("sep_id", &mut self.sep_id, false),
+            ("cls_id", &mut self.cls_id, false),
+            ("pad_id", &mut self.pad_id, false),
         ];
-        for (field, id) in ids.into_iter().chain(self.end_ids.iter().map(|&id| ("end_ids", Some(id)))) {
-            if let Some(id) = id.filter(|&id| id as usize >= n_tokens) {
-                return Err(fault(field, format!("below the vocabulary size {n_tokens}"), id));
+        for (field, id, is_needed) in ids {
+            let Some(wrong) = id.take_if(|id| *id as usize >= n_tokens) else { continue };
+            match wrong {
+                NO_ID => self.notices.push(format!("{field} is -1, which is taken for none")),
+                _ if is_needed => return Err(fault(field, format!("below the vocabulary size {n_tokens}"), wrong)),
+                _ => self.notices.push(format!("{field} is {wrong}, beyond the {n_tokens} tokens, and taken for none")),
             }
         }
+        // The others still end a text.
+        self.end_ids.retain(|&id| (id as usize) < n_tokens);
         if let Some(id) = self.scores.iter().position(|score| score.is_nan()) {
             return Err(fault(format!("scores[{id}]"), "a number", "NaN"));
         }

@@ -87,7 +87,7 @@ fn a_file_that_is_not_this_sessions_is_refused_and_changes_nothing() {
     let bytes = block_on(story(&model, 20).to_bytes("note")).unwrap();
     let cases: [(Vec<u8>, &str, &str); 12] = [
         (with(&bytes, "tilewright session", "tilewright index"), "format", "`tilewright session`"),
-        (with(&bytes, "\"version\":\"1\"", "\"version\":\"9\""), "version", "version 1 is"),
+        (with(&bytes, "\"version\":\"2\"", "\"version\":\"1\""), "version", "version 2 is"),
         (with(&bytes, "\"model\":\"", "\"model\":\"f"), "model", "the weights of `tilewright stories`"),
         (with(&bytes, "\"kv_type\":\"f16\"", "\"kv_type\":\"q8_0\""), "kv_type", "f16"),
         (with(&bytes, "\"cached\":\"", "\"cached\":\"9"), "cached", "at most the"),
@@ -119,18 +119,10 @@ fn a_file_that_is_not_this_sessions_is_refused_and_changes_nothing() {
     let text = session.restore_bytes(&wrong).unwrap_err().to_string();
     assert!(text.contains("token 2") && text.contains("5000") && text.contains("below 1024"), "{text}");
 
-    // Another context, and another model: the same with one weight changed.
+    // Another context.
     let short = builtin(&device, Some(16));
     let error = short.session().unwrap().restore_bytes(&bytes).unwrap_err();
     assert!(matches!(error, Error::ContextFull { capacity: 16, .. }), "{error}");
-    let mut file = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf")).unwrap();
-    let header = tilewright::formats::Gguf::parse(&file, file.len() as u64).unwrap();
-    let tensor = header.tensors.iter().find(|tensor| tensor.name == "blk.2.ffn_down.weight").unwrap();
-    let at = tensor.offset as usize + 2;
-    file[at] ^= 1;
-    let other = Model::from_file(&device, ModelFile::from_gguf_bytes(file).unwrap(), LoadOptions::default()).unwrap();
-    let text = other.session().unwrap().restore_bytes(&bytes).unwrap_err().to_string();
-    assert!(text.contains("model") && text.contains("the weights of"), "{text}");
 
     // What the session was goes on as if nothing had been.
     let (next, ..) = collect(session.generate_ids(&[], &GenerateOptions::greedy(10)).unwrap());
@@ -192,6 +184,55 @@ fn no_damage_to_a_file_is_fatal() {
         }
     }
     assert!(n_refused > header_len * 8 / 10 && n_taken < header_len / 5, "{n_refused} refused, {n_taken} taken");
+}
+
+/// A model is told from others by every byte of its weights, wherever these are, and by the texts of its tokens.
+#[test]
+fn a_session_of_a_model_with_any_other_byte_is_refused() {
+    let device = common::cpu();
+    let whole = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf")).unwrap();
+    let load = |file: &[u8], more: LoadOptions<'static>| {
+        let file = ModelFile::from_gguf_bytes(file.to_vec()).unwrap();
+        Model::from_file(&device, file, LoadOptions { context_length: Some(64), max_pass: Some(8), ..more })
+    };
+    let resident = load(&whole, LoadOptions::default()).unwrap();
+    let bytes = block_on(story(&resident, 8).to_bytes("")).unwrap();
+    let needed_bytes = resident.plan().total_bytes();
+    let within = |part: u64| LoadOptions {
+        memory_limit: Some(needed_bytes * part / 20),
+        stream_layers: true,
+        ..LoadOptions::default()
+    };
+    let streams = |model: &Model| model.streaming().is_some_and(|streaming| streaming.n_streamed > 0);
+    let part = (1..20).find(|&part| load(&whole, within(part)).is_ok_and(|model| streams(&model))).unwrap();
+    let refused = |file: &[u8], more: LoadOptions<'static>, what: &str| {
+        let error = load(file, more).unwrap().session().unwrap().restore_bytes(&bytes).expect_err(what).to_string();
+        assert!(error.contains("expected the weights of `tilewright stories`"), "{what}: {error}");
+    };
+    // The same model with layers that stay in the file, the one way and the other.
+    let streamed = load(&whole, within(part)).unwrap();
+    streamed.session().unwrap().restore_bytes(&bytes).unwrap();
+    let from_streamed = block_on(story(&streamed, 8).to_bytes("")).unwrap();
+    resident.session().unwrap().restore_bytes(&from_streamed).unwrap();
+
+    let header = tilewright::formats::Gguf::parse(&whole, whole.len() as u64).unwrap();
+    let changed = |at: u64| {
+        let mut file = whole.clone();
+        file[at as usize] ^= 1;
+        file
+    };
+    for name in ["token_embd.weight", "blk.0.ffn_down.weight", "blk.3.attn_q.weight", "output_norm.weight"] {
+        let tensor = header.tensors.iter().find(|tensor| tensor.name == name).unwrap();
+        let last = tensor.size_bytes - 1;
+        for at in [last.min(5000), last] {
+            let file = changed(tensor.offset + at);
+            refused(&file, LoadOptions::default(), &format!("{name}, byte {at}"));
+            refused(&file, within(part), &format!("{name}, byte {at}, with layers in the file"));
+        }
+    }
+    let word = "\u{2581}Lily".as_bytes();
+    let at = whole.windows(word.len()).position(|window| window == word).unwrap() + word.len() - 1;
+    refused(&changed(at as u64), LoadOptions::default(), "another word");
 }
 
 /// What weights do not tell is part of what tells models apart.

@@ -143,11 +143,62 @@ fn a_split_gguf_is_one_model() {
     refused(&files[..2], "split.count");
     files.swap(1, 2);
     refused(&files, "split.no");
-    let error = load(&device, &folder.0.join(&names[1])).err().unwrap().to_string();
-    assert!(error.contains("split.count"), "{error}");
+    let odd = folder.write("odd.gguf", fs::read(folder.0.join(&names[1])).unwrap());
+    let error = load(&device, &odd).err().unwrap().to_string();
+    assert!(error.contains("split.count") && error.contains("-00001-of-00003"), "{error}");
     fs::remove_file(folder.0.join(&names[2])).unwrap();
     let error = load(&device, &folder.0.join(&names[0])).err().unwrap().to_string();
     assert!(error.contains(&names[2]), "{error}");
+}
+
+/// Any shard stands for all, however its name is written, and so does a link to one.
+#[test]
+fn shards_are_found_from_any_of_them() {
+    let device = common::cpu();
+    let want = logits(&TinyGguf::new().model(&device));
+    let found = |path: &std::path::Path| match load(&device, path) {
+        Ok(model) => assert_eq!(logits(&model), want, "{}", path.display()),
+        Err(error) => panic!("{}: {error}", path.display()),
+    };
+    let named = |names: [&str; 3]| {
+        let folder = Folder::new();
+        let paths =
+            names.iter().zip(split()).map(|(name, shard)| folder.write(name, shard.bytes())).collect::<Vec<_>>();
+        (folder, paths)
+    };
+    for names in [
+        ["t-00001-of-00003.gguf", "t-00002-of-00003.gguf", "t-00003-of-00003.gguf"],
+        ["T-00001-OF-00003.GGUF", "T-00002-OF-00003.GGUF", "T-00003-OF-00003.GGUF"],
+        ["t-00001-of-00003.GGUF", "t-00002-of-00003.gguf", "T-00003-of-00003.Gguf"],
+    ] {
+        let (_folder, paths) = named(names);
+        paths.iter().for_each(|path| found(path));
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::symlink;
+        // As in the cache of a hub: links have the names, contents have others.
+        let (blobs, contents) = named(["0a", "1b", "2c"]);
+        let links = Folder::new();
+        for (no, content) in contents.iter().enumerate() {
+            symlink(content, links.0.join(format!("t-{:05}-of-00003.gguf", no + 1))).unwrap();
+        }
+        found(&links.0.join("t-00001-of-00003.gguf"));
+        found(&links.0.join("t-00003-of-00003.gguf"));
+        // A link whose name says nothing, to one of these links, by a relative path; and one to the wrong number.
+        for (name, no) in [("latest", 1), ("latest.gguf", 2), ("x-00001-of-00003.gguf", 3)] {
+            let link = blobs.0.join(name);
+            let target = format!("../{}/t-{no:05}-of-00003.gguf", links.0.file_name().unwrap().to_str().unwrap());
+            symlink(target, &link).unwrap();
+            found(&link);
+        }
+        // Of a folder, too.
+        let folder = sharded();
+        let link = links.0.join("model");
+        symlink(folder.0.join("model-00001-of-00002.safetensors"), &link).unwrap();
+        let model = load(&device, &link).unwrap();
+        assert_eq!(logits(&model), logits(&load(&device, &folder.0).unwrap()));
+    }
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! `tilewright bench embed`: batches of a text encoder on the device's roofline, and what its pipeline gains.
 
 use std::collections::HashSet;
-use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
@@ -13,7 +12,7 @@ use tilewright::{Device, EmbedOptions, Embedder, Error};
 
 use super::{parse_ms, print_csv, print_device};
 use crate::cli::run::with_loading_bar;
-use crate::cli::{DeviceArgs, Failure, print_json, show_bytes};
+use crate::cli::{DeviceArgs, Failure, print_json, read_text, show_bytes};
 
 /// Made-up texts, or as many as the largest batch has.
 const MADE_UP: usize = 256;
@@ -120,7 +119,7 @@ impl EmbedBenchArgs {
             let largest = self.batch.iter().max().copied().unwrap_or_default();
             return Ok(embed::made_up_texts(largest.clamp(MADE_UP, embed::MAX_BATCH)));
         };
-        let content = fs::read_to_string(path).map_err(|error| Error::Io { path: path.into(), source: error })?;
+        let content = read_text(path)?;
         let mut seen = HashSet::new();
         let lines = content.lines().filter(|line| !line.trim().is_empty() && seen.insert(*line));
         let texts: Vec<String> = lines.map(str::to_owned).collect();

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tilewright::Error;
 
-use super::super::Failure;
+use super::super::{Failure, read_text};
 
 /// What the page says where it is filled in.
 const POLICY: [&str; 2] = ["<meta http-equiv=\"Content-Security-Policy\" content=\"", "\">"];
@@ -112,7 +112,7 @@ impl Page {
 pub fn read(paths: &[PathBuf]) -> Result<Vec<Value>, Error> {
     let mut parts = Vec::new();
     for path in paths {
-        let text = fs::read_to_string(path).map_err(io(path))?;
+        let text = read_text(path)?;
         let value: Value = serde_json::from_str(&text).unwrap_or_default();
         if !value["bench"].is_string() {
             let (expected, found) = ("files that a bench wrote with --json".into(), path.display().to_string());

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::cli::run::ModelArgs;
 use crate::cli::serve::Loader;
-use crate::cli::{Failure, print_json};
+use crate::cli::{Failure, print_json, read_text};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -78,7 +78,7 @@ pub struct ServeBenchArgs {
 pub fn bench(args: ServeBenchArgs) -> Result<(), Failure> {
     let prices = match &args.prices {
         Some(path) => {
-            let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
+            let text = read_text(path)?;
             Some(Prices::parse(&text)?)
         }
         None => None,

@@ -194,7 +194,11 @@ impl Sink {
             PathBuf::from(name)
         });
         let file = match &partial {
-            Some(partial) => File::create(partial)?,
+            Some(partial) => {
+                // An earlier run may have left one. What a link of that name leads to is never written to.
+                let _ = fs::remove_file(partial);
+                File::create_new(partial)?
+            }
             None => fs::OpenOptions::new().write(true).open(path)?,
         };
         Ok(Sink { writer: BufWriter::new(Stream::File(file)), partial })

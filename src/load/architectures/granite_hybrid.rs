@@ -4,6 +4,7 @@
 use super::granite::GRANITE;
 use super::{Architecture, SHARES, WIDTH, listed_layers, mixture};
 use crate::error::Error;
+use crate::formats::text::FLOAT;
 use crate::kernels::SelectiveScan;
 use crate::load::catalog::Stored;
 use crate::load::keys::{Key, Keys};
@@ -106,8 +107,7 @@ fn check_time_steps(keys: &Keys<'_>) -> Result<(), Error> {
     let bounds = Key("", "time_step_limit");
     let Some(serde_json::Value::Array(found)) = keys.json(bounds) else { return Ok(()) };
     match &found[..] {
-        // Infinity is an object there.
-        [first, serde_json::Value::Object(_)] if first.as_f64() == Some(0.0) => Ok(()),
+        [first, last] if first.as_f64() == Some(0.0) && last[FLOAT] == "Infinity" => Ok(()),
         _ => Err(keys.unsupported(bounds, serde_json::Value::Array(found.clone()), "0 to infinity")),
     }
 }

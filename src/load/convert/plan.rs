@@ -9,7 +9,7 @@ use crate::formats::gguf_writer::GgufHeader;
 use crate::formats::{BlockType, TensorInfo};
 use crate::load::FileBytes;
 use crate::load::catalog::{Stored, check_type};
-use crate::load::{gguf, is_of_folder, shard_path};
+use crate::load::{gguf, is_of_folder, shards};
 
 /// A file that is to be written.
 pub(super) struct Plan {
@@ -51,21 +51,18 @@ impl Plan {
 
     /// All shards of a GGUF file become one.
     fn of_gguf(input: &Path, options: &QuantizeOptions) -> Result<Plan, Error> {
-        let (mut paths, mut files, mut shards) = (vec![], vec![], vec![]);
-        let (mut path, mut n_shards) = (input.to_owned(), 1);
-        while shards.len() < n_shards {
-            let (found, file) = map(&path)?;
-            let shard = Gguf::parse(&file, file.len() as u64).map_err(|error| error.in_file(&path))?;
-            if shards.is_empty() {
-                n_shards = gguf::n_shards(&shard)?;
-            }
-            paths.push(found);
-            files.push(file);
-            shards.push(shard);
-            if shards.len() < n_shards {
-                path = shard_path(input, shards.len(), n_shards)?;
-            }
-        }
+        let read = |path: &Path| {
+            let (found, file) = map(path)?;
+            let shard = Gguf::parse(&file, file.len() as u64).map_err(|error| error.in_file(path))?;
+            Ok::<_, Error>((found, (file, shard)))
+        };
+        let one = read(input)?;
+        let all = match gguf::n_shards(&one.1.1)? {
+            1 => vec![one],
+            n => shards::paths(input, n)?.iter().map(|path| read(path)).collect::<Result<_, _>>()?,
+        };
+        let (paths, read): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+        let (files, shards): (Vec<_>, Vec<_>) = read.into_iter().unzip();
         let Some(first) = shards.first() else { return Err(gguf::missing("split.count")) };
         let mut header = GgufHeader::new(first.alignment);
         // These two come last, as llama.cpp writes them.

@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
 use crate::formats::gguf::{Value, ValueType};
 use crate::formats::gguf_writer::GgufHeader;
+use crate::formats::text::read_json;
 use crate::load::huggingface::{CONFIG, TOKENIZER, TOKENIZER_CONFIG, read};
 use crate::tokenizer::{TokenType, Tokenizer, TokenizerConfig, Vocab};
 
@@ -87,8 +88,8 @@ pub(super) fn of_folder(
         Ok(tokenizer) => tokenizer,
         Err(error) => return Err(unsupported(TOKENIZER, format!("one that cannot be used: {error}"), "others")),
     };
-    let json: Json = serde_json::from_slice(&read(&path)?)
-        .map_err(|error| unsupported(TOKENIZER, error.to_string(), "a JSON object"))?;
+    let json: Json =
+        read_json(&read(&path)?).map_err(|fault| unsupported(TOKENIZER, fault.message, "a JSON object"))?;
     let names = match folder.join(TOKENIZER_CONFIG) {
         path if path.exists() => read(&path)?,
         _ => b"{}".to_vec(),
@@ -182,7 +183,7 @@ fn vocab(
     let ids: HashMap<&str, u32> = (0..).zip(&tokens).map(|(id, token)| (token.as_str(), id)).collect();
     let id_of = |text: Option<&str>| text.and_then(|text| ids.get(text).copied());
     let named = TokenizerConfig::from_json(names)?;
-    let names: Json = serde_json::from_slice(names).unwrap_or_default();
+    let names: Json = read_json(names).unwrap_or_default();
     let name = |key: &str| match names.get(key) {
         Some(Json::String(name)) => Some(name.clone()),
         other => other.and_then(|token| token.get("content")?.as_str().map(str::to_owned)),

@@ -70,6 +70,7 @@ pub(super) fn load(file: File, named: &Named) -> Result<Tokenizer, Error> {
         special_ids: with_names.map(|(id, token)| (token.text.as_str().into(), id)).collect(),
         eos_ids: roles::ends(named.eos_id.into_iter().chain(named.end_ids.iter().copied()), find),
         message_end_id: roles::message_end(find),
+        notices: Vec::new(),
         bos_id: named.bos_id,
         pieces: Arc::new(Pieces::new(pieces.into_iter(), decoder.strip)),
         encoder: Encoder::Foreign(Box::new(foreign)),

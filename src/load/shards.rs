@@ -1,0 +1,120 @@
+//! The files of a model that is split, found from any of them: by its name, or by the name of what a link leads to.
+
+#[cfg(not(target_arch = "wasm32"))]
+use std::path::{Path, PathBuf};
+
+#[cfg(not(target_arch = "wasm32"))]
+use crate::error::Error;
+
+/// A GGUF file's name without its end, in whatever case that is; the whole name if it has another one.
+pub(crate) fn stem(name: &str) -> &str {
+    const END: &str = ".gguf";
+    let at = name.len().saturating_sub(END.len());
+    match name.split_at_checked(at) {
+        Some((stem, end)) if !stem.is_empty() && end.eq_ignore_ascii_case(END) => stem,
+        _ => name,
+    }
+}
+
+/// What a stem that ends in `-00001-of-00003` has before that, the number of the file and that of all.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) fn numbered(stem: &str) -> Option<(&str, [u32; 2])> {
+    const DIGITS: usize = 5;
+    const BETWEEN: &str = "-of-";
+    let number = |digits: &str| match digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        true => digits.parse().ok(),
+        false => None,
+    };
+    let (rest, count) = stem.split_at_checked(stem.len().checked_sub(DIGITS)?)?;
+    let (rest, between) = rest.split_at_checked(rest.len().checked_sub(BETWEEN.len())?)?;
+    let (rest, no) = rest.split_at_checked(rest.len().checked_sub(DIGITS)?)?;
+    let rest = rest.strip_suffix('-')?;
+    between.eq_ignore_ascii_case(BETWEEN).then_some((rest, [number(no)?, number(count)?]))
+}
+
+/// A path, and what it leads to from link to link.
+#[cfg(not(target_arch = "wasm32"))]
+pub(super) fn links(path: &Path) -> impl Iterator<Item = PathBuf> {
+    /// Systems follow about as many.
+    const MOST: usize = 40;
+    let next = |path: &PathBuf| {
+        let target = std::fs::read_link(path).ok()?;
+        // A relative one is relative to the folder of the link.
+        Some(path.parent().map_or_else(|| target.clone(), |folder| folder.join(&target)))
+    };
+    std::iter::successors(Some(path.to_path_buf()), next).take(MOST)
+}
+
+/// The paths of all shards of a model of `n` files, of which `path` is one: beside it, or where it is a link whose name says
+/// nothing, beside what it leads to. In a hub's cache links have the names and contents have digests.
+///
+/// # Errors
+/// [`Error::Config`] if no name says which shard it is of as many; [`Error::Io`] naming the first that is missing.
+#[cfg(not(target_arch = "wasm32"))]
+pub(super) fn paths(path: &Path, n: usize) -> Result<Vec<PathBuf>, Error> {
+    let mut missing = None;
+    for path in links(path) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let stem = stem(&name);
+        let is_one = |no: u32, count: u32| count as usize == n && (1..=n).contains(&(no as usize));
+        let Some((rest, _)) = numbered(stem).filter(|&(_, [no, count])| is_one(no, count)) else { continue };
+        let (rest, end) = (rest.to_owned(), &name[stem.len()..]);
+        let found: Result<Vec<PathBuf>, PathBuf> =
+            (1..=n).map(|no| beside(&path, &format!("{rest}-{no:05}-of-{n:05}{end}"))).collect();
+        match found {
+            Ok(found) => return Ok(found),
+            Err(first) => missing = missing.or(Some(first)),
+        }
+    }
+    Err(match missing {
+        Some(path) => Error::Io { path, source: std::io::ErrorKind::NotFound.into() },
+        None => Error::Config {
+            field: "split.count".into(),
+            expected: format!(
+                "one of {n} files, whose name ends in `-00001-of-{n:05}.gguf` or another number up to {n}"
+            ),
+            found: format!("`{}`", path.file_name().unwrap_or_default().to_string_lossy()),
+        },
+    })
+}
+
+/// The file of this name in the folder of another, whatever the case of its letters if there is none in this case.
+///
+/// # Errors
+/// Where it should have been.
+#[cfg(not(target_arch = "wasm32"))]
+fn beside(path: &Path, name: &str) -> Result<PathBuf, PathBuf> {
+    let expected = path.with_file_name(name);
+    if expected.exists() {
+        return Ok(expected);
+    }
+    let folder = expected.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let is_it = |entry: &std::fs::DirEntry| {
+        entry.file_name().to_str().is_some_and(|other| other.eq_ignore_ascii_case(name)) && entry.path().exists()
+    };
+    entries.find(is_it).map(|entry| entry.path()).ok_or(expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_which_shard_a_file_is() {
+        for (name, want) in [
+            ("m-00001-of-00003.gguf", Some(("m", [1, 3]))),
+            ("M-00012-OF-00120.GGUF", Some(("M", [12, 120]))),
+            ("sub/ü-q4-00002-of-00002.Gguf", Some(("sub/ü-q4", [2, 2]))),
+            ("m-0001-of-0003.gguf", None),
+            ("m-0000a-of-00003.gguf", None),
+            ("m+00001-of-00003.gguf", None),
+            ("m.gguf", None),
+            ("üüüüüü", None),
+            ("", None),
+        ] {
+            assert_eq!(numbered(stem(name)), want, "{name}");
+        }
+        assert_eq!([stem("a.GGUF"), stem(".gguf"), stem("a.bin"), stem("ü")], ["a", ".gguf", "a.bin", "ü"]);
+    }
+}
