@@ -26,8 +26,8 @@ function writeNotices(out, results) {
     return [`Of ${name} ${version}, ${license}:`, ...texts.map((file) => readFileSync(join(place, file), "utf8").trim())].join("\n\n");
   });
   const rule = `\n\n${"-".repeat(100)}\n`;
-  const head = `Third-party notices\n\nThe scripts beside this file contain ${notices.length} libraries.`;
-  writeFileSync(join(out, "THIRD-PARTY-NOTICES.txt"), `${[head, ...notices].join(rule)}\n`);
+  const head = `Third-party notices: libraries\n\nThe scripts beside this file contain ${notices.length || "no"} libraries.`;
+  writeFileSync(join(out, "THIRD-PARTY-NOTICES.txt"), `${[head, ...notices].join(rule)}\n\n`);
 }
 
 /** The types that users see, and those that these name. */
