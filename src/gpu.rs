@@ -17,6 +17,7 @@ pub use adapter::{BrowserAdapter, browser_adapter};
 pub(crate) use executor::{Gpu, Setup};
 #[cfg(feature = "fault-injection")]
 pub use faults::{Call, Effect, Faults};
+pub(crate) use pipeline::checked;
 pub(crate) use readback::ReadFuture;
 
 #[cfg(all(test, not(target_arch = "wasm32")))]
