@@ -803,15 +803,21 @@ impl Device {
         if !recording.prepared.is_empty() {
             return Ok(());
         }
-        for operand in recording.steps.iter().flat_map(|step| &step.operands) {
-            self.allocate(operand)?;
-        }
+        self.allocate_for(recording)?;
         match &*self.0.executor {
             Executor::Gpu(gpu) => recording.prepared.attach(gpu.prepare(&recording.steps)?),
             // It runs the steps as they are.
             Executor::Cpu(_) => recording.prepared.attach(()),
         }
         Ok(())
+    }
+
+    /// Allocates what a recording uses.
+    ///
+    /// # Errors
+    /// As [`Device::allocate`].
+    pub(crate) fn allocate_for(&self, recording: &Recording) -> Result<(), Error> {
+        recording.steps.iter().flat_map(|step| &step.operands).try_for_each(|operand| self.allocate(operand))
     }
 
     /// Resolves when everything that was run and written so far is done, so that uploads can be kept from piling up.

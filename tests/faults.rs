@@ -137,8 +137,13 @@ fn serve(whole: &[Vec<u32>], setup: &Setup, mut enter: impl FnMut(Phase, Hand<'_
         // It was told. Asking once more helps, or else another device.
         Err(error) => (first().or_else(|_| load_with(&common::cpu(), None)).unwrap(), Some(error)),
     };
-    let (engine, mut driver) = Engine::new(&model, engine).unwrap();
+    let begun = Engine::new(&model, engine);
     drop(model);
+    let (refused, (engine, mut driver)) = match begun {
+        Ok(begun) => (refused, begun),
+        // It was told.
+        Err(error) => (Some(error), Engine::new(&load_with(&common::cpu(), None).unwrap(), engine).unwrap()),
+    };
     enter(Phase::Idle);
     let streams: Vec<Stream> = requests().into_iter().map(|request| engine.submit(request).unwrap()).collect();
     let mut step = || block_on(driver.step_with(&mut recovery)).unwrap();
@@ -600,4 +605,54 @@ fn an_engine_that_nothing_loads_again_stops_at_a_panic() {
     let codes: Vec<_> = streams.into_iter().map(|stream| collect(stream).unwrap_err().code()).collect();
     assert_eq!(codes, ["panic", "stopped", "stopped"]);
     assert_eq!(engine.state(), EngineState::Stopped);
+}
+
+/// A cache takes no more than there is, and an engine that has begun does not run out of memory at its first text. What is asked for
+/// by number is taken or refused.
+#[test]
+fn a_cache_is_as_large_as_the_memory_allows() {
+    let Some((whole, _)) = warm() else { return };
+    let options = EngineOptions::default();
+    let faults = Faults::default();
+    let open = || block_on(Device::open_with_faults(&DeviceChoice::Gpu, None, None, &faults));
+    let (all, plan) = {
+        let (engine, _driver) = Engine::new(&load(&open().unwrap()).unwrap(), &options).unwrap();
+        (engine.stats().n_pages, engine.plan())
+    };
+    // Three quarters of the cache.
+    let bytes = plan.weights_bytes + plan.activations_bytes + plan.cache_bytes * 3 / 4;
+    let _ = faults.clone().with_memory(bytes, false);
+    let device = open().unwrap();
+    let model = load(&device).unwrap();
+    let n_tokens = u32::try_from(64 * all).unwrap();
+    let asked = EngineOptions { cache_tokens: Some(n_tokens), ..options.clone() };
+    assert_eq!(Engine::new(&model, &asked).err().map(|error| error.code()), Some("out_of_memory"));
+    let (engine, mut driver) = Engine::new(&model, &options).unwrap();
+    assert_eq!((engine.stats().n_pages, device.is_lost()), (all / 2, false));
+    let streams: Vec<Stream> = requests().into_iter().map(|request| engine.submit(request).unwrap()).collect();
+    while block_on(driver.step()).unwrap() {}
+    for (stream, whole) in streams.into_iter().zip(whole) {
+        assert_eq!(collect(stream).unwrap(), *whole);
+    }
+    assert_eq!((engine.stats().n_recoveries, engine.stats().cache_tokens), (0, 64 * all as u64 / 2));
+    // So does one that goes on after a loss, where less is there than before. Nobody lost the device for that.
+    let breaker = Arc::new(Breaker::default());
+    let mut notices = Vec::new();
+    let mut recovery =
+        Recovery::new(open, load, |notice| notices.push(notice.to_string())).with_breaker(breaker.clone());
+    let streams: Vec<Stream> = requests().into_iter().map(|request| engine.submit(request).unwrap()).collect();
+    block_on(driver.step_with(&mut recovery)).unwrap();
+    let _ = faults.clone().with_memory(plan.weights_bytes + plan.activations_bytes + plan.cache_bytes * 3 / 8, false);
+    device.destroy();
+    while block_on(driver.step_with(&mut recovery)).unwrap() {}
+    drop(recovery);
+    for (stream, whole) in streams.into_iter().zip(whole) {
+        assert_eq!(collect(stream).unwrap(), *whole);
+    }
+    assert_eq!((engine.stats().n_recoveries, engine.stats().n_pages), (1, all / 4));
+    assert_eq!(breaker.stats(Instant::now()).n_losses(), 1);
+    assert!(
+        notices.iter().any(|notice| notice.contains(&format!("room for {} tokens now", 64 * all / 4))),
+        "{notices:?}"
+    );
 }

@@ -518,6 +518,8 @@ export interface EngineStats {
   nPromptPasses: number;
   /** Seconds in passes; on a GPU with the waiting for them. */
   busySeconds: number;
+  /** Tokens that the cache has room for. */
+  cacheTokens: number;
   /** Pages of the cache. */
   nPages: number;
   /** Pages that hold nothing. */

@@ -75,7 +75,7 @@ impl Driver {
         number: usize,
     ) -> Result<Driver, Error> {
         model.expect_off_file("engine")?;
-        let passes = declare(model, options)?;
+        let passes = make_passes(model, options, u32::MAX)?;
         let pages = new_pages(model, options, &passes);
         let driver = Driver {
             model: model.clone(),
@@ -218,10 +218,15 @@ impl Driver {
                 self.shared.update(self.number, 0, |_| {});
                 self.shared.set_condition(self.number, EngineState::Restarting, "");
             }
-            let (shared, number) = (self.shared.clone(), self.number);
+            let (shared, number, tokens_before) = (self.shared.clone(), self.number, self.cache_tokens());
             let reload = || recovery.reload(error).and_then(|model| self.go_on_with(model));
             match meanwhile(&shared, number, || caught("going on with a model", reload)).flatten() {
                 Ok(()) => {
+                    let tokens = self.cache_tokens();
+                    if tokens != tokens_before {
+                        recovery
+                            .say(&format!("the cache has room for {tokens} tokens now, before for {tokens_before}"));
+                    }
                     self.shared.set_condition(self.number, EngineState::Running, "");
                     return Ok(());
                 }
@@ -270,16 +275,35 @@ impl Driver {
         Error::DeviceLost { reason, context: "computing a step".into(), message: error.to_string() }
     }
 
-    /// Has all sequences computed anew by a model that was loaded again.
+    /// Has all sequences computed anew by a model that was loaded again. A cache never becomes larger by that, and smaller where there
+    /// is less memory: then texts that it has no room for end with an error.
     pub(crate) fn go_on_with(&mut self, model: Model) -> Result<(), Error> {
         self.model = model;
         self.ahead = Ahead::default();
         self.tell_device();
-        self.passes = declare(&self.model, &self.options)?;
-        self.pages.forget();
-        self.running.iter_mut().for_each(|sequence| sequence.forget(&mut self.pages));
+        self.passes = make_passes(&self.model, &self.options, self.passes.n_pages() - 1)?;
+        if self.passes.n_pages() as usize == self.pages.len() + 1 {
+            self.pages.forget();
+            self.running.iter_mut().for_each(|sequence| sequence.forget(&mut self.pages));
+        } else {
+            self.pages = new_pages(&self.model, &self.options, &self.passes);
+            for mut sequence in std::mem::take(&mut self.running) {
+                if sequence.move_to(&self.model, &mut self.pages) {
+                    self.running.push(sequence);
+                    continue;
+                }
+                let message = format!("the cache has room for {} tokens of all texts now", self.cache_tokens());
+                let context = "going on with less memory than before".into();
+                self.leave(sequence).fail(Error::Gpu { context, message });
+                self.update(|stats| stats.n_failed += 1);
+            }
+        }
         self.update(|stats| stats.n_recoveries += 1);
         Ok(())
+    }
+
+    fn cache_tokens(&self) -> usize {
+        self.pages.len() * PAGE as usize
     }
 
     /// A step. Where it panics, what was computed and all that is kept of it is to be given up.
@@ -353,6 +377,7 @@ impl Driver {
         self.shared.update(self.number, self.slots.len(), |stats| {
             stats.n_running = self.running.len();
             stats.n_pages = self.pages.len();
+            stats.cache_tokens = self.cache_tokens() as u64;
             stats.n_free_pages = self.pages.n_free();
             stats.n_kept_pages = self.pages.n_kept();
             (stats.n_host_pages, stats.host_page_bytes) = self.pages.on_host();
@@ -746,8 +771,9 @@ fn keep_states(passes: &Passes, pages: &mut Pages, sequence: &Sequence) -> Resul
     }
 }
 
-/// What the sequences of an engine share, as much of it as the memory allows.
-fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
+/// What the sequences of an engine share, as much of it as the memory allows and up to so many pages: on a GPU, whose memory nobody
+/// knows, it is allocated to see that. Half of the pages are tried where there is no memory for all.
+fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32) -> Result<Passes, Error> {
     let pages_each = model.context_length().div_ceil(PAGE);
     let n_sequences = options.max_sequences;
     // Layers have keys of as many bytes in a page as a binding has room for.
@@ -757,7 +783,7 @@ fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
     });
     let bindings = model.devices().map(|device| device.target().limits().max_binding_bytes);
     let limit = bindings.min().unwrap_or(0) / widest.max().unwrap_or(1).max(1);
-    let most = u32::try_from(limit).unwrap_or(u32::MAX).saturating_sub(1).max(pages_each);
+    let most = u32::try_from(limit).unwrap_or(u32::MAX).saturating_sub(1).min(most_pages).max(pages_each);
     let (n_copies, spills) = (n_copies(model, options), options.host_cache_bytes > 0);
     let (max_pass, kv_type) = (model.max_pass(), model.kv_type());
     let sizes = |n_pages| Sizes { n_sequences, n_pages: n_pages + 1, pages_each, n_copies, spills, max_pass, kv_type };
@@ -766,10 +792,15 @@ fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
     loop {
         let passes = Passes::declare(model, sizes(n_pages))?;
         let fits = model.check_fits(&passes.plan(), "fewer sequences or a shorter context would take less");
-        match fits.and_then(|()| model.check_fits_before(passes.plans_before())) {
-            Err(Error::Memory { .. }) if asked.is_none() && n_pages > pages_each => {
+        let fits = fits.and_then(|()| model.check_fits_before(passes.plans_before()));
+        match fits.and_then(|()| passes.allocate(asked.is_none())) {
+            Err(Error::Memory { .. } | Error::OutOfMemory { .. }) if asked.is_none() && n_pages > pages_each => {
+                drop(passes);
+                model.devices().for_each(Device::free_unused);
                 n_pages = (n_pages / 2).max(pages_each)
             }
+            // The first step finds that as well, and knows what to do.
+            Err(Error::DeviceLost { .. }) => return Ok(passes),
             fits => return fits.map(|()| passes),
         }
     }

@@ -103,6 +103,8 @@ pub struct EngineStats {
     pub n_prompt_passes: u64,
     /// Microseconds in steps; on a GPU with the waiting for it.
     pub busy_micros: u64,
+    /// Tokens that the cache has room for.
+    pub cache_tokens: u64,
     /// Pages of the cache.
     pub n_pages: usize,
     /// Pages that hold nothing.
@@ -145,6 +147,7 @@ impl std::ops::Add for EngineStats {
             n_ahead_passes: self.n_ahead_passes + other.n_ahead_passes,
             busy_micros: self.busy_micros + other.busy_micros,
             n_prompt_passes: self.n_prompt_passes + other.n_prompt_passes,
+            cache_tokens: self.cache_tokens + other.cache_tokens,
             n_pages: self.n_pages + other.n_pages,
             n_free_pages: self.n_free_pages + other.n_free_pages,
             n_kept_pages: self.n_kept_pages + other.n_kept_pages,
@@ -316,7 +319,8 @@ impl Engine {
     /// An engine for a model, and what computes for it.
     ///
     /// # Errors
-    /// [`Error::Option`] for options out of range, [`Error::Memory`] if the cache does not fit.
+    /// [`Error::Option`] for options out of range; [`Error::Memory`] if the cache does not fit, or [`Error::OutOfMemory`] if a GPU has
+    /// no memory for it.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<(Engine, Driver), Error> {
         let (engine, mut drivers) = Engine::over(std::slice::from_ref(model), options)?;
         match drivers.pop() {

@@ -206,6 +206,18 @@ impl Sequence {
         self.has_tokens = false;
     }
 
+    /// Has as many of other pages promised as it can need, in place of those that it had. False if there are not so many: then it
+    /// has none.
+    pub fn move_to(&mut self, model: &Model, pages: &mut Pages) -> bool {
+        self.pages.clear();
+        self.forget(pages);
+        let most = self.n_prompt.saturating_add(self.request.options.max_tokens).min(model.context_length() as usize);
+        let n = most.div_ceil(PAGE as usize);
+        let fits = pages.promise(n);
+        self.n_promised = if fits { n } else { 0 };
+        fits
+    }
+
     /// What the kernels choose its next token by; a row that is greedy is not drawn.
     pub fn sampling(&self) -> Sampling {
         let sampling = self.request.options.sampling(self.n_prompt as u32);

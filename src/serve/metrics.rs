@@ -35,9 +35,10 @@ fn of_model(model: &str) -> Labels<1> {
 type Read = fn(&EngineStats) -> u64;
 
 /// Numbers of an engine as they are now.
-const NOW: [(&str, &str, Read); 7] = [
+const NOW: [(&str, &str, Read); 8] = [
     ("requests_queued", "Requests that wait for a place in a batch", |stats| stats.n_queued as u64),
     ("requests_running", "Requests that are computed", |stats| stats.n_running as u64),
+    ("cache_tokens", "Tokens that the cache of keys and values has room for", |stats| stats.cache_tokens),
     ("cache_pages", "Pages of the cache of keys and values", |stats| stats.n_pages as u64),
     ("cache_free_pages", "Pages that hold nothing", |stats| stats.n_free_pages as u64),
     ("cache_kept_pages", "Pages of earlier sequences that a new one can take", |stats| stats.n_kept_pages as u64),
