@@ -105,8 +105,56 @@ fn main() {
             }
         }
     }
-    let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it")).join("shaders.rs");
-    fs::write(out, table(&kernels, &parts)).expect("OUT_DIR is writable");
+    let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"));
+    let compiler = locked_compiler(&out).unwrap_or_else(|| written_by_compiler(&kernels, &parts));
+    let compiler = format!("/// What compiles shaders for a driver.\npub const COMPILER: &str = {compiler:?};\n");
+    fs::write(out.join("shaders.rs"), table(&kernels, &parts) + &compiler).expect("OUT_DIR is writable");
+}
+
+/// Versions of the crates that compile shaders, by the lock file of the workspace that is built. That is above the folder of its
+/// builds; the one that is packed with this package is not that of others who build it.
+fn locked_compiler(out: &Path) -> Option<String> {
+    let lock = out.ancestors().map(|folder| folder.join("Cargo.lock")).find(|path| path.is_file())?;
+    println!("cargo::rerun-if-changed={}", lock.display());
+    let text = fs::read_to_string(lock).ok()?;
+    let packages: Vec<&str> = text.split("[[package]]").collect();
+    let version_of = |name: &str| {
+        let named = format!("name = \"{name}\"");
+        let package = packages.iter().find(|package| package.lines().any(|line| line == named))?;
+        let version = package.lines().find_map(|line| line.strip_prefix("version = \""))?;
+        Some(format!("{name} {}", version.trim_end_matches('"')))
+    };
+    let versions: Option<Vec<String>> = ["naga", "wgpu", "wgpu-core", "wgpu-hal"].into_iter().map(version_of).collect();
+    Some(versions?.join(", "))
+}
+
+/// Without a lock file: what the compiler makes of the shaders stands for it. It is the library's own naga.
+fn written_by_compiler(kernels: &BTreeMap<String, Kernel>, parts: &Parts) -> String {
+    let mut hasher = DefaultHasher::new();
+    for variant in kernels.values().flat_map(|kernel| &kernel.variants) {
+        let source: String = variant.parts.iter().map(|&part| parts.texts[part].as_str()).collect();
+        let module = naga::front::wgsl::parse_str(&source).expect("it was parsed before");
+        let mut validator = Validator::new(ValidationFlags::all(), Capabilities::all());
+        let info = validator.validate(&module).expect("it was valid before");
+        // Overrides have the values that they begin with. What lacks one cannot be written.
+        let constants = naga::back::PipelineConstants::default();
+        if let Ok((module, info)) = naga::back::pipeline_constants::process_overrides(&module, &info, None, &constants)
+        {
+            hash_written(&module, &info, &mut hasher);
+        }
+    }
+    format!("naga {:016x}", hasher.finish())
+}
+
+#[cfg(not(target_vendor = "apple"))]
+fn hash_written(module: &naga::Module, info: &naga::valid::ModuleInfo, hasher: &mut DefaultHasher) {
+    naga::back::spv::write_vec(module, info, &naga::back::spv::Options::default(), None).ok().hash(hasher);
+}
+
+#[cfg(target_vendor = "apple")]
+fn hash_written(module: &naga::Module, info: &naga::valid::ModuleInfo, hasher: &mut DefaultHasher) {
+    let options = (naga::back::msl::Options::default(), naga::back::msl::PipelineOptions::default());
+    naga::back::msl::write_string(module, info, &options.0, &options.1).ok().map(|(text, _)| text).hash(hasher);
 }
 
 fn is_wasm() -> bool {

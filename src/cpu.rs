@@ -12,6 +12,7 @@ use crate::counters::LiveCounters;
 use crate::device::WordCopy;
 use crate::dtype::WeightType;
 use crate::error::Error;
+use crate::gpu::Faults;
 use crate::recording::{Products, Step};
 use crate::tensor::Tensor;
 
@@ -317,11 +318,12 @@ pub(crate) struct Cpu {
     running: Mutex<()>,
     threads: Threads,
     counters: Arc<LiveCounters>,
+    faults: Faults,
 }
 
 impl Cpu {
-    pub fn new(counters: Arc<LiveCounters>) -> Self {
-        Cpu { running: Mutex::new(()), threads: Threads::new(), counters }
+    pub fn new(counters: Arc<LiveCounters>, faults: Faults) -> Self {
+        Cpu { running: Mutex::new(()), threads: Threads::new(), counters, faults }
     }
 
     pub fn allocate(&self, size_bytes: u64) -> Memory {
@@ -369,8 +371,12 @@ impl Cpu {
     /// Runs some of the steps. Where `rounds` says so, activations are rounded to bytes where they meet quantised weights.
     pub fn run(&self, steps: &Arc<[Step]>, which: Range<usize>, rounds: bool) -> Result<(), Error> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let (own, n_steps) = (steps.clone(), which.len());
-        self.threads.run(move || own[which].iter().try_for_each(|step| run_step(step, rounds)))??;
+        let (own, n_steps, faults) = (steps.clone(), which.len(), self.faults.clone());
+        let run_all = move || {
+            faults.run();
+            own[which].iter().try_for_each(|step| run_step(step, rounds))
+        };
+        self.threads.run(run_all)??;
         self.counters.dispatches.add(n_steps as u64);
         self.counters.submits.add(1);
         Ok(())

@@ -15,7 +15,7 @@ use crate::counters::{Counters, LiveCounters};
 use crate::cpu::Cpu;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
-use crate::gpu::{AdapterKind, AdapterReport, Gpu, Power, ReadFuture, Setup};
+use crate::gpu::{AdapterKind, AdapterReport, Faults, Gpu, Power, ReadFuture, Setup};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::loss::LossReason;
 use crate::matrix::Matrix;
@@ -224,7 +224,7 @@ impl Device {
     #[cfg(not(target_arch = "wasm32"))]
     async fn set_up(choice: &DeviceChoice, setup: Setup<'_>) -> Result<Device, Error> {
         match choice {
-            DeviceChoice::Cpu => Ok(Device::on_cpu("asked for".into())),
+            DeviceChoice::Cpu => Ok(Device::on_cpu_with("asked for".into(), setup.faults())),
             _ => {
                 let device = Device::open_one(choice, Device::adapters().await, setup).await?;
                 Ok(match setup.folder {
@@ -335,6 +335,10 @@ impl Device {
 
     /// The CPU executor, and why it was chosen.
     pub(crate) fn on_cpu(reason: String) -> Device {
+        Device::on_cpu_with(reason, Faults::default())
+    }
+
+    fn on_cpu_with(reason: String, faults: Faults) -> Device {
         let info = DeviceInfo {
             name: match crate::cpu::threads() {
                 1 => "CPU, 1 thread".into(),
@@ -347,7 +351,7 @@ impl Device {
             notices: Vec::new(),
         };
         let counters = Arc::new(LiveCounters::default());
-        let executor = Executor::Cpu(Cpu::new(counters.clone()));
+        let executor = Executor::Cpu(Cpu::new(counters.clone(), faults));
         let target = Target::cpu();
         let rounding = if crate::cpu::has_byte_dots() { Rounding::OfModels(target.tier()) } else { Rounding::Never };
         Device::new(executor, info, target, counters, rounding)
@@ -799,15 +803,21 @@ impl Device {
         if !recording.prepared.is_empty() {
             return Ok(());
         }
-        for operand in recording.steps.iter().flat_map(|step| &step.operands) {
-            self.allocate(operand)?;
-        }
+        self.allocate_for(recording)?;
         match &*self.0.executor {
             Executor::Gpu(gpu) => recording.prepared.attach(gpu.prepare(&recording.steps)?),
             // It runs the steps as they are.
             Executor::Cpu(_) => recording.prepared.attach(()),
         }
         Ok(())
+    }
+
+    /// Allocates what a recording uses.
+    ///
+    /// # Errors
+    /// As [`Device::allocate`].
+    pub(crate) fn allocate_for(&self, recording: &Recording) -> Result<(), Error> {
+        recording.steps.iter().flat_map(|step| &step.operands).try_for_each(|operand| self.allocate(operand))
     }
 
     /// Resolves when everything that was run and written so far is done, so that uploads can be kept from piling up.

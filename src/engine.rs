@@ -22,5 +22,5 @@ mod watched;
 
 pub use self::driver::Driver;
 pub use self::options::{EngineOptions, Request};
-pub use self::queue::{DeviceStats, Engine, EngineStats};
+pub use self::queue::{DeviceStats, Engine, EngineState, EngineStats};
 pub use self::stream::{Stream, StreamHandle, Usage};

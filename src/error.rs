@@ -159,6 +159,22 @@ pub enum Error {
         n_waiting: usize,
     },
 
+    /// Nothing computes for an engine any more, and nothing will.
+    #[error("engine: nothing computes any more: {reason}")]
+    Stopped {
+        /// Why.
+        reason: String,
+    },
+
+    /// What was being done panicked: a fault of this program or of a driver. What it was computing is lost.
+    #[error("panic while {context}: {message}")]
+    Panic {
+        /// What was being done.
+        context: String,
+        /// The panic's own words.
+        message: String,
+    },
+
     /// The memory plan exceeds the limit; nothing was allocated.
     #[error("memory: {needed_bytes} bytes needed ({breakdown}), the limit is {limit_bytes}; {hint}")]
     Memory {
@@ -297,7 +313,8 @@ impl Error {
             | Error::Option { .. }
             | Error::OutOfMemory { .. }
             | Error::Gpu { .. }
-            | Error::DeviceLost { .. } => self,
+            | Error::DeviceLost { .. }
+            | Error::Panic { .. } => self,
             other => other.in_file(path),
         }
     }
@@ -316,10 +333,12 @@ impl Error {
         Error::InRecord { record, source: Box::new(self) }
     }
 
-    /// Why a device is gone, if the error says that one is; also where it names the record that was at work.
+    /// Why a device is gone, if the error says that one is; also where it names the record that was at work. Nobody knows what a
+    /// panic has left on a device, so that it counts as gone as well.
     pub fn loss(&self) -> Option<LossReason> {
         match self {
             Error::DeviceLost { reason, .. } => Some(*reason),
+            Error::Panic { .. } => Some(LossReason::Panic),
             Error::InFile { source, .. } | Error::InRecord { source, .. } => source.loss(),
             _ => None,
         }
@@ -342,6 +361,8 @@ impl Error {
             Error::Constraint { .. } => "constraint",
             Error::ContextFull { .. } => "context_full",
             Error::Busy { .. } => "busy",
+            Error::Stopped { .. } => "stopped",
+            Error::Panic { .. } => "panic",
             Error::Memory { .. } => "memory",
             Error::NoAdapter { .. } => "no_adapter",
             Error::Limit { .. } => "limit",

@@ -6,6 +6,8 @@ mod executor;
 mod faults;
 mod outcome;
 mod pipeline;
+#[cfg(not(target_arch = "wasm32"))]
+mod polling;
 mod readback;
 mod signal;
 
@@ -15,8 +17,11 @@ pub use adapter::{AdapterKind, AdapterReport, Power};
 #[cfg(target_arch = "wasm32")]
 pub use adapter::{BrowserAdapter, browser_adapter};
 pub(crate) use executor::{Gpu, Setup};
+#[cfg(not(feature = "fault-injection"))]
+pub(crate) use faults::Faults;
 #[cfg(feature = "fault-injection")]
 pub use faults::{Call, Effect, Faults};
+pub(crate) use pipeline::checked;
 pub(crate) use readback::ReadFuture;
 
 #[cfg(all(test, not(target_arch = "wasm32")))]

@@ -72,6 +72,7 @@ mod loss;
 mod matrix;
 mod memory;
 pub mod model;
+mod panics;
 mod recording;
 mod recovery;
 pub mod retrieval;

@@ -19,11 +19,13 @@ pub enum LossReason {
     Refused,
     /// It could not be opened, or nothing could be loaded onto it.
     NotOpened,
+    /// What used it panicked.
+    Panic,
 }
 
 impl LossReason {
     /// All of them.
-    pub const ALL: [LossReason; 7] = [
+    pub const ALL: [LossReason; 8] = [
         LossReason::Driver,
         LossReason::Destroyed,
         LossReason::NoAnswer,
@@ -31,6 +33,7 @@ impl LossReason {
         LossReason::OutOfMemory,
         LossReason::Refused,
         LossReason::NotOpened,
+        LossReason::Panic,
     ];
 
     /// Its name among the measures.
@@ -43,6 +46,7 @@ impl LossReason {
             LossReason::OutOfMemory => "out_of_memory",
             LossReason::Refused => "refused",
             LossReason::NotOpened => "not_opened",
+            LossReason::Panic => "panic",
         }
     }
 }

@@ -3,6 +3,7 @@
 mod breaker;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use web_time::Instant;
 
@@ -11,6 +12,7 @@ pub use self::breaker::{Breaker, BreakerOptions, BreakerStats, Circuit};
 use crate::device::Device;
 use crate::error::Error;
 use crate::loss::LossReason;
+use crate::panics::caught;
 
 /// Loads something, such as a model, onto a device, and again when that device is lost: onto the device opened anew, or onto
 /// the CPU where it does not open, cannot be loaded onto, or is lost too often, as its [`Breaker`] has it: by default for the
@@ -42,6 +44,10 @@ pub struct Recovery<'a, T> {
     tell: Box<dyn FnMut(&str) + 'a>,
     clock: Box<dyn Fn() -> Instant + 'a>,
     breaker: Arc<Breaker>,
+    /// Where what was loaded last is, as far as that is known.
+    is_on_gpu: Option<bool>,
+    /// When the CPU's work panicked, as far as that still counts.
+    panics: Vec<Instant>,
 }
 
 /// Loads onto a device.
@@ -55,7 +61,7 @@ impl<'a, T> Recovery<'a, T> {
         tell: impl FnMut(&str) + 'a,
     ) -> Self {
         let (open, load, tell, clock) = (Box::new(open), Box::new(load), Box::new(tell), Box::new(Instant::now));
-        Recovery { open, load, tell, clock, breaker: Arc::default() }
+        Recovery { open, load, tell, clock, breaker: Arc::default(), is_on_gpu: None, panics: Vec::new() }
     }
 
     /// Counts losses with a breaker that others look at, or that has other options.
@@ -73,19 +79,51 @@ impl<'a, T> Recovery<'a, T> {
     /// # Errors
     /// Those of loading, other than a lost device's.
     pub fn load(&mut self, device: &Device) -> Result<T, Error> {
+        self.is_on_gpu = Some(device.is_gpu());
         (self.load)(device).or_else(|error| self.reload(error))
     }
 
-    /// Loads again after `error`, if that is [`Error::DeviceLost`].
+    /// Loads again after `error`, if that is [`Error::DeviceLost`] or [`Error::Panic`].
     ///
     /// # Errors
-    /// `error` itself if it is another one; those of loading onto the CPU.
+    /// `error` itself if it is another one; those of loading onto the CPU; [`Error::Stopped`] if the CPU's work panicked as often as
+    /// a GPU may be lost, since nothing can take its place.
     pub fn reload(&mut self, error: Error) -> Result<T, Error> {
         let Some(reason) = error.loss() else { return Err(error) };
-        self.breaker.lost(reason, (self.clock)());
+        match (reason, self.is_on_gpu) {
+            (LossReason::Panic, Some(false)) => self.expect_few_panics()?,
+            _ => self.breaker.lost(reason, (self.clock)()),
+        }
         let (loaded, place) = self.load_anew()?;
         (self.tell)(&format!("the device was lost ({error}); what was on it was loaded again onto {place}"));
         Ok(loaded)
+    }
+
+    /// The CPU's work panicked.
+    fn expect_few_panics(&mut self) -> Result<(), Error> {
+        let (now, BreakerOptions { losses, within, .. }) = ((self.clock)(), self.breaker.options());
+        self.panics.retain(|&earlier| now.saturating_duration_since(earlier) <= within);
+        self.panics.push(now);
+        match self.panics.len() < losses {
+            true => Ok(()),
+            false => Err(Error::Stopped { reason: format!("it panicked {}", times(losses, within)) }),
+        }
+    }
+
+    /// Says what its caller is told, beside losses.
+    pub(crate) fn say(&mut self, notice: &str) {
+        (self.tell)(notice);
+    }
+
+    /// Opens the device. A panic is an error, after which something else can be tried.
+    fn open(&mut self) -> Result<Device, Error> {
+        caught("opening a device", &mut self.open).flatten()
+    }
+
+    /// Loads, likewise.
+    fn load_onto(&mut self, device: &Device) -> Result<T, Error> {
+        self.is_on_gpu = Some(device.is_gpu());
+        caught("loading", || (self.load)(device)).flatten()
     }
 
     /// Where the breaker wants it elsewhere than it is (on a GPU, if `is_on_gpu`): loaded onto the CPU if the breaker was opened,
@@ -95,6 +133,7 @@ impl<'a, T> Recovery<'a, T> {
     /// Those of loading onto the CPU.
     pub fn moved(&mut self, is_on_gpu: bool) -> Result<Option<T>, Error> {
         let now = (self.clock)();
+        self.is_on_gpu = Some(is_on_gpu);
         match is_on_gpu {
             true if self.breaker.is_open(now) => {
                 let (loaded, place) = self.load_onto_cpu("the CPU was asked for in the GPU's place".into())?;
@@ -131,20 +170,16 @@ impl<'a, T> Recovery<'a, T> {
             if !self.breaker.admits((self.clock)()) {
                 let BreakerOptions { losses, within, .. } = self.breaker.options();
                 // A trial that failed is one as well.
-                let reason = match within.as_secs() {
-                    60 => format!("the GPU was lost {losses} times within a minute"),
-                    seconds => format!("the GPU was lost {losses} times within {seconds} s"),
-                };
-                return self.load_onto_cpu(reason);
+                return self.load_onto_cpu(format!("the GPU was lost {}", times(losses, within)));
             }
-            let device = match (self.open)() {
+            let device = match self.open() {
                 Ok(device) => device,
                 Err(error) => {
                     self.breaker.open((self.clock)());
                     return self.load_onto_cpu(format!("the GPU was lost and could not be opened again ({error})"));
                 }
             };
-            match (self.load)(&device) {
+            match self.load_onto(&device) {
                 Ok(loaded) => return Ok((loaded, place(&device))),
                 Err(error) => match error.loss() {
                     Some(reason) if device.is_gpu() => self.breaker.lost(reason, (self.clock)()),
@@ -162,15 +197,15 @@ impl<'a, T> Recovery<'a, T> {
     fn load_onto_cpu(&mut self, reason: String) -> Result<(T, String), Error> {
         // Exact, so that a text goes on as on the GPU.
         let device = Device::on_cpu(reason).exact();
-        let loaded = (self.load)(&device)?;
+        let loaded = self.load_onto(&device)?;
         Ok((loaded, place(&device)))
     }
 
     /// Loads onto the GPU once more; `None` if that is not to be had.
     fn tried(&mut self) -> Option<T> {
         self.breaker.admits((self.clock)());
-        let tried = (self.open)().and_then(|device| match device.is_gpu() {
-            true => (self.load)(&device).map(|loaded| Some((loaded, place(&device)))),
+        let tried = self.open().and_then(|device| match device.is_gpu() {
+            true => self.load_onto(&device).map(|loaded| Some((loaded, place(&device)))),
             // What opens is no GPU any more.
             false => Ok(None),
         });
@@ -180,10 +215,20 @@ impl<'a, T> Recovery<'a, T> {
             Err(error) => (None, format!("the GPU was tried again, without success ({error})")),
         };
         if loaded.is_none() {
+            // It stays where it is.
+            self.is_on_gpu = Some(false);
             self.breaker.lost(LossReason::NotOpened, (self.clock)());
         }
         (self.tell)(&said);
         loaded
+    }
+}
+
+/// How often something came to pass.
+fn times(n: usize, within: Duration) -> String {
+    match within.as_secs() {
+        60 => format!("{n} times within a minute"),
+        seconds => format!("{n} times within {seconds} s"),
     }
 }
 
@@ -196,7 +241,6 @@ fn place(device: &Device) -> String {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::time::Duration;
 
     use super::*;
 

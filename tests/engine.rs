@@ -821,6 +821,34 @@ fn a_lost_device_fails_what_it_computed() {
     assert_eq!((stats.n_failed, stats.n_running, stats.n_free_pages), (3, 0, stats.n_pages));
 }
 
+/// Whoever waits for a driver that is gone is told so: a text in progress, one that waits, and one that comes too late.
+#[test]
+fn a_driver_that_is_dropped_leaves_nobody_waiting() {
+    let model = builtin(&common::cpu());
+    let options = EngineOptions { max_sequences: 1, ..EngineOptions::default() };
+    let (engine, mut driver) = Engine::new(&model, &options).unwrap();
+    let request = || Request::new(vec![1, 5], greedy(50));
+    let mut running = engine.submit(request()).unwrap();
+    block_on(driver.step()).unwrap();
+    let mut waiting = engine.submit(request()).unwrap();
+    drop(driver);
+    // What comes next, if that is known.
+    let next = |stream: &mut Stream| {
+        let mut next = std::pin::pin!(stream.next());
+        match next.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())) {
+            std::task::Poll::Ready(next) => next,
+            std::task::Poll::Pending => panic!("it waits for ever"),
+        }
+    };
+    while let Some(Ok(_)) = next(&mut running) {}
+    assert_eq!(running.stop_reason(), None, "it broke");
+    assert_eq!(next(&mut waiting).map(|piece| piece.unwrap_err().code()), Some("stopped"));
+    assert!(next(&mut waiting).is_none());
+    assert_eq!(engine.submit(request()).err().map(|error| error.code()), Some("stopped"));
+    let stats = engine.stats();
+    assert_eq!((stats.n_failed, stats.n_running, stats.n_queued), (2, 0, 0));
+}
+
 /// Two devices behind one queue: each text is what one of them alone makes of it, both have a part, and none is lost. The one with
 /// more places free begins a text.
 #[test]

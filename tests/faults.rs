@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use common::{block_on, find_data};
-use tilewright::engine::{Engine, EngineOptions, EngineStats, Request, Stream};
-use tilewright::generate::DeviceLayers;
+use tilewright::engine::{Engine, EngineOptions, EngineState, EngineStats, Request, Stream};
+use tilewright::generate::{DeviceLayers, StopReason};
 use tilewright::{
     Breaker, BreakerOptions, BreakerStats, Call, Circuit, Device, DeviceChoice, Effect, Error, Faults, GenerateOptions,
     LoadOptions, LossReason, Model, Recovery, Tier,
@@ -137,8 +137,13 @@ fn serve(whole: &[Vec<u32>], setup: &Setup, mut enter: impl FnMut(Phase, Hand<'_
         // It was told. Asking once more helps, or else another device.
         Err(error) => (first().or_else(|_| load_with(&common::cpu(), None)).unwrap(), Some(error)),
     };
-    let (engine, mut driver) = Engine::new(&model, engine).unwrap();
+    let begun = Engine::new(&model, engine);
     drop(model);
+    let (refused, (engine, mut driver)) = match begun {
+        Ok(begun) => (refused, begun),
+        // It was told.
+        Err(error) => (Some(error), Engine::new(&load_with(&common::cpu(), None).unwrap(), engine).unwrap()),
+    };
     enter(Phase::Idle);
     let streams: Vec<Stream> = requests().into_iter().map(|request| engine.submit(request).unwrap()).collect();
     let mut step = || block_on(driver.step_with(&mut recovery)).unwrap();
@@ -229,7 +234,7 @@ fn any_call_may_fail() {
 /// A fault that is brought about in a phase, and what has to come of it.
 type Cell = (&'static str, Phase, fn(Hand<'_>), fn(&Served) -> bool);
 
-/// F1 to F4, F6, F9 to F11, F14 and F16 of `RELIABILITY`, in the phases in which they can come about.
+/// F1 to F4, F6, F9 to F11, F14 and F16 of `RELIABILITY`, and polls that panic, in the phases in which they can come about.
 const CELLS: &[Cell] = {
     use Phase::{Decode, Idle, Load, MidStream, Prefill, Unload};
     const fn once(served: &Served) -> bool {
@@ -287,6 +292,14 @@ const CELLS: &[Cell] = {
     fn lost_untold(hand: Hand<'_>) {
         hand.faults.next(Call::Submit, 1, Effect::LoseUntold);
     }
+    fn poll_panics(hand: Hand<'_>) {
+        hand.faults.next(Call::Poll, 1, Effect::Panic);
+    }
+    /// What the GPU refuses is followed by a poll of the thread that was refused.
+    fn submit_fails_and_poll_panics(hand: Hand<'_>) {
+        hand.faults.next(Call::Submit, 1, Effect::Fail);
+        poll_panics(hand);
+    }
     fn recovered(served: &Served) -> bool {
         served.stats.n_recoveries >= 1
     }
@@ -323,6 +336,11 @@ const CELLS: &[Cell] = {
         ("F14 lost and never told", MidStream, lost_untold, recovered),
         ("F14 lost and never told", Prefill, lost_untold, recovered),
         ("F14 lost and never told", Decode, lost_untold, recovered),
+        ("F17 a poll panics", Decode, poll_panics, by_driver),
+        ("F17 a poll panics", Prefill, poll_panics, by_driver),
+        ("F17 a poll panics", MidStream, poll_panics, by_driver),
+        ("F18 a poll after a refusal panics", Decode, submit_fails_and_poll_panics, by_driver),
+        ("F18 a poll after a refusal panics", Prefill, submit_fails_and_poll_panics, by_driver),
         ("F16 CPU asked for", MidStream, ask_for_cpu, on_cpu),
         ("F16 CPU asked for", Idle, ask_for_cpu, on_cpu),
         ("F16 CPU asked for", Prefill, ask_for_cpu, on_cpu),
@@ -341,10 +359,17 @@ fn faults_of_one_of_two_devices_are_a_pause() {
     bring_about_all(true);
 }
 
-/// By default three of them: a device that is destroyed, a pipeline that is refused, and a loss that nobody tells of.
+/// By default five of them: a device that is destroyed, a pipeline that is refused, a loss that nobody tells of, and a poll that panics
+/// in either thread.
 fn bring_about_all(on_two: bool) {
     let Some((whole, _)) = warm() else { return };
-    let few = [("F1", Phase::MidStream), ("F6", Phase::Prefill), ("F14", Phase::Decode)];
+    let few = [
+        ("F1", Phase::MidStream),
+        ("F6", Phase::Prefill),
+        ("F14", Phase::Decode),
+        ("F17", Phase::Decode),
+        ("F18", Phase::Decode),
+    ];
     for (name, phase, bring_about, is_right) in CELLS {
         let is_one_of_few = few.iter().any(|(few, at)| name.split(' ').next() == Some(few) && phase == at);
         if !common::is_full() && !is_one_of_few {
@@ -470,4 +495,164 @@ fn a_device_that_is_lost_twice_is_replaced_by_the_cpu_for_a_while() {
     (setup.breaker.losses, setup.breaker.retry_after) = (2, Some(Duration::ZERO));
     let served = serve(whole, &setup, lose);
     assert_eq!((served.n_losses(), served.circuit, served.is_on_gpu), (2, Circuit::HalfOpen, true));
+}
+
+/// What loads a model after each panic, and says how often it did.
+fn reloading<'a>(choice: DeviceChoice, faults: &'a Faults, n_loads: &'a RefCell<usize>) -> Recovery<'a, Model> {
+    let open = move || block_on(Device::open_with_faults(&choice, None, None, faults));
+    let load = |device: &Device| {
+        *n_loads.borrow_mut() += 1;
+        load(device)
+    };
+    let breaker = BreakerOptions { within: EVER, retry_after: None, ..BreakerOptions::default() };
+    Recovery::new(open, load, |notice| println!("  {notice}")).with_breaker(Arc::new(Breaker::new(breaker)))
+}
+
+/// Where a step panics, in the driver or in a thread of the CPU, its texts end with an error, and the model is loaded again for those
+/// that wait.
+#[test]
+fn a_panic_ends_its_texts_and_no_others() {
+    let Some((whole, _)) = warm() else { return };
+    for choice in [DeviceChoice::Cpu, DeviceChoice::Gpu] {
+        let (faults, n_loads) = (Faults::default(), RefCell::new(0));
+        let mut recovery = reloading(choice.clone(), &faults, &n_loads);
+        let device = block_on(Device::open_with_faults(&choice, None, None, &faults)).unwrap();
+        let options = EngineOptions { max_sequences: 1, ..EngineOptions::default() };
+        let (engine, mut driver) = Engine::new(&recovery.load(&device).unwrap(), &options).unwrap();
+        let [short, long] = [0, 1].map(|i| engine.submit(requests().remove(i)).unwrap());
+        // The first one is in the middle.
+        for _ in 0..2 {
+            block_on(driver.step_with(&mut recovery)).unwrap();
+        }
+        faults.next(Call::Submit, 1, Effect::Panic);
+        while block_on(driver.step_with(&mut recovery)).unwrap() {}
+        assert_eq!(short.stop_reason(), None, "{choice:?}");
+        assert_eq!(collect(short).map_err(|error| error.code()), Err("panic"), "{choice:?}");
+        assert_eq!(collect(long).unwrap(), whole[1], "{choice:?}");
+        assert_eq!(*n_loads.borrow(), 2, "{choice:?}");
+        let stats = engine.stats();
+        assert_eq!((stats.n_failed, stats.n_finished, stats.n_running, stats.n_queued), (1, 1, 0, 0));
+        assert_eq!((stats.n_panics, stats.n_recoveries, engine.state()), (1, 1, EngineState::Running));
+        assert_eq!(stats.n_free_pages + stats.n_kept_pages, stats.n_pages, "pages are back");
+    }
+}
+
+/// While a model is loaded again, requests that wait for it end when their time is over.
+#[test]
+fn deadlines_hold_while_a_model_is_loaded_again() {
+    let (faults, engine) = (Faults::default(), RefCell::new(None));
+    let open = || block_on(Device::open_with_faults(&DeviceChoice::Cpu, None, None, &faults));
+    let waited = RefCell::new(None);
+    let load_again = |device: &Device| {
+        if let Some(engine) = &*engine.borrow() {
+            assert_eq!(Engine::state(engine), EngineState::Restarting);
+            let late = Request { deadline: Some(Instant::now()), ..requests().remove(0) };
+            let mut stream = engine.submit(late).unwrap();
+            // For ever, if nobody looks.
+            *waited.borrow_mut() = Some((block_on(stream.next()).is_none(), stream.stop_reason()));
+        }
+        load(device)
+    };
+    let mut recovery = Recovery::new(open, load_again, |notice| println!("  {notice}"));
+    let model = recovery.load(&open().unwrap()).unwrap();
+    let (made, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+    *engine.borrow_mut() = Some(made.clone());
+    let text = made.submit(requests().remove(0)).unwrap();
+    faults.next(Call::Submit, 2, Effect::Panic);
+    while block_on(driver.step_with(&mut recovery)).unwrap() {}
+    assert_eq!(collect(text).map_err(|error| error.code()), Err("panic"));
+    assert_eq!(*waited.borrow(), Some((true, Some(StopReason::Deadline))));
+    assert_eq!(made.state(), EngineState::Running);
+}
+
+/// What panics again and again is not loaded for ever: in time the engine stops, and says so to all who ask.
+#[test]
+fn an_engine_that_panics_again_and_again_stops() {
+    let (faults, n_loads) = (Faults::default(), RefCell::new(0));
+    let mut recovery = reloading(DeviceChoice::Cpu, &faults, &n_loads);
+    let device = block_on(Device::open_with_faults(&DeviceChoice::Cpu, None, None, &faults)).unwrap();
+    let options = EngineOptions { max_sequences: 1, ..EngineOptions::default() };
+    let (engine, mut driver) = Engine::new(&recovery.load(&device).unwrap(), &options).unwrap();
+    let streams: Vec<Stream> = (0..5).map(|_| engine.submit(requests().remove(0)).unwrap()).collect();
+    faults.every(Call::Submit, Effect::Panic);
+    let error = loop {
+        match block_on(driver.step_with(&mut recovery)) {
+            Ok(is_busy) => assert!(is_busy),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Stopped { .. }), "{error}");
+    let codes: Vec<_> = streams.into_iter().map(|stream| collect(stream).unwrap_err().code()).collect();
+    assert_eq!(codes, ["panic", "panic", "panic", "stopped", "stopped"]);
+    assert_eq!((*n_loads.borrow(), engine.state()), (3, EngineState::Stopped));
+    assert_eq!(engine.submit(requests().remove(0)).err().map(|error| error.code()), Some("stopped"));
+    assert!(block_on(driver.step_with(&mut recovery)).is_err());
+    let stats = engine.stats();
+    assert_eq!((stats.n_panics, stats.n_failed, stats.n_queued), (3, 5, 0));
+}
+
+/// Without anything that loads the model again, one panic is enough.
+#[test]
+fn an_engine_that_nothing_loads_again_stops_at_a_panic() {
+    let faults = Faults::default();
+    let device = block_on(Device::open_with_faults(&DeviceChoice::Cpu, None, None, &faults)).unwrap();
+    let options = EngineOptions { max_sequences: 1, ..EngineOptions::default() };
+    let (engine, mut driver) = Engine::new(&load(&device).unwrap(), &options).unwrap();
+    faults.next(Call::Submit, 3, Effect::Panic);
+    let streams: Vec<Stream> = (0..3).map(|_| engine.submit(requests().remove(0)).unwrap()).collect();
+    // It ends by itself.
+    block_on(driver.run());
+    let codes: Vec<_> = streams.into_iter().map(|stream| collect(stream).unwrap_err().code()).collect();
+    assert_eq!(codes, ["panic", "stopped", "stopped"]);
+    assert_eq!(engine.state(), EngineState::Stopped);
+}
+
+/// A cache takes no more than there is, and an engine that has begun does not run out of memory at its first text. What is asked for
+/// by number is taken or refused.
+#[test]
+fn a_cache_is_as_large_as_the_memory_allows() {
+    let Some((whole, _)) = warm() else { return };
+    let options = EngineOptions::default();
+    let faults = Faults::default();
+    let open = || block_on(Device::open_with_faults(&DeviceChoice::Gpu, None, None, &faults));
+    let (all, plan) = {
+        let (engine, _driver) = Engine::new(&load(&open().unwrap()).unwrap(), &options).unwrap();
+        (engine.stats().n_pages, engine.plan())
+    };
+    // Three quarters of the cache.
+    let bytes = plan.weights_bytes + plan.activations_bytes + plan.cache_bytes * 3 / 4;
+    let _ = faults.clone().with_memory(bytes, false);
+    let device = open().unwrap();
+    let model = load(&device).unwrap();
+    let n_tokens = u32::try_from(64 * all).unwrap();
+    let asked = EngineOptions { cache_tokens: Some(n_tokens), ..options.clone() };
+    assert_eq!(Engine::new(&model, &asked).err().map(|error| error.code()), Some("out_of_memory"));
+    let (engine, mut driver) = Engine::new(&model, &options).unwrap();
+    assert_eq!((engine.stats().n_pages, device.is_lost()), (all / 2, false));
+    let streams: Vec<Stream> = requests().into_iter().map(|request| engine.submit(request).unwrap()).collect();
+    while block_on(driver.step()).unwrap() {}
+    for (stream, whole) in streams.into_iter().zip(whole) {
+        assert_eq!(collect(stream).unwrap(), *whole);
+    }
+    assert_eq!((engine.stats().n_recoveries, engine.stats().cache_tokens), (0, 64 * all as u64 / 2));
+    // So does one that goes on after a loss, where less is there than before. Nobody lost the device for that.
+    let breaker = Arc::new(Breaker::default());
+    let mut notices = Vec::new();
+    let mut recovery =
+        Recovery::new(open, load, |notice| notices.push(notice.to_string())).with_breaker(breaker.clone());
+    let streams: Vec<Stream> = requests().into_iter().map(|request| engine.submit(request).unwrap()).collect();
+    block_on(driver.step_with(&mut recovery)).unwrap();
+    let _ = faults.clone().with_memory(plan.weights_bytes + plan.activations_bytes + plan.cache_bytes * 3 / 8, false);
+    device.destroy();
+    while block_on(driver.step_with(&mut recovery)).unwrap() {}
+    drop(recovery);
+    for (stream, whole) in streams.into_iter().zip(whole) {
+        assert_eq!(collect(stream).unwrap(), *whole);
+    }
+    assert_eq!((engine.stats().n_recoveries, engine.stats().n_pages), (1, all / 4));
+    assert_eq!(breaker.stats(Instant::now()).n_losses(), 1);
+    assert!(
+        notices.iter().any(|notice| notice.contains(&format!("room for {} tokens now", 64 * all / 4))),
+        "{notices:?}"
+    );
 }

@@ -160,6 +160,8 @@ fn a_file_that_is_of_no_use_is_ignored_with_a_notice() {
         ("adapter", with("adapter", "another adapter".into()), "another adapter"),
         ("version", with("version", "0.0.9".into()), "0.0.9"),
         ("shaders", with("shaders", "0".into()), "shaders"),
+        ("compiler", with("compiler", "another compiler 1.0".into()), "another compiler 1.0"),
+        ("checked", with("checked", (value["checked"] == false).into()), "its checked is"),
         ("no choices", with("choices", Value::Null), "null"),
         ("size", size.to_string(), "size is 3"),
         ("kernel", kernel.to_string(), "matmat"),

@@ -14,6 +14,7 @@ const SENTENCES: Record<ErrorCode, string> = {
   constraint: "The text was to match something that cannot be used, or that the model cannot write.",
   context_full: "The conversation no longer fits into the model's context. Clear it, or choose a larger context length in the settings.",
   busy: "Too many texts are waiting already. Try again in a moment.",
+  stopped: "The engine that was writing this is gone. Load the model again.",
   tokenizer: "The model's vocabulary contradicts itself, so text cannot be turned into tokens.",
   template: "The model's chat template cannot be used for these messages. Removing the system prompt may help.",
   device_lost: "The graphics device stopped working and could not be started again. Load the model again, or choose the CPU in the settings.",

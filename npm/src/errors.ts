@@ -20,6 +20,8 @@ export type ErrorCode =
   | "context_full"
   /** As many texts wait as may. */
   | "busy"
+  /** The engine that had the text is gone. */
+  | "stopped"
   /** The vocabulary is inconsistent. */
   | "tokenizer"
   /** The chat template cannot be rendered. */
@@ -102,7 +104,7 @@ export interface WireError {
 
 /** Codes that the engine in WASM gives to its errors. */
 export const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
-  "format", "unsupported", "config", "memory", "option", "constraint", "context_full", "busy", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
+  "format", "unsupported", "config", "memory", "option", "constraint", "context_full", "busy", "stopped", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
   "adapter", "no_adapter", "limit", "non_finite", "truncated", "shape", "operand", "index",
 ]);
 

@@ -503,6 +503,8 @@ export interface EngineStats {
   nCancelled: number;
   /** Texts that ended with an error. */
   nFailed: number;
+  /** Steps that panicked; always 0, since a panic ends the worker here. */
+  nPanics: number;
   /** Tokens of prompts that were computed. */
   promptTokens: number;
   /** Tokens of prompts that an earlier text had computed. */
@@ -516,6 +518,8 @@ export interface EngineStats {
   nPromptPasses: number;
   /** Seconds in passes; on a GPU with the waiting for them. */
   busySeconds: number;
+  /** Tokens that the cache has room for. */
+  cacheTokens: number;
   /** Pages of the cache. */
   nPages: number;
   /** Pages that hold nothing. */

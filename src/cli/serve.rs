@@ -105,7 +105,8 @@ struct EngineArgs {
     /// Requests that wait for a model beside those; further ones are refused with status 429. Twice --parallel if absent.
     #[arg(long, value_name = "N")]
     queue: Option<usize>,
-    /// Tokens of all texts together that a model's cache holds; as many as the memory allows if absent.
+    /// Tokens of all texts together that a model's cache holds; the server does not start if there is no memory for them. If absent,
+    /// the context length for each of --parallel, or half of that as often as a GPU has no memory for it.
     #[arg(long, value_name = "N")]
     cache_tokens: Option<u32>,
     /// Give up a GPU whose step takes longer than so many seconds, and go on as after a lost device. The first steps compile
@@ -162,6 +163,8 @@ pub struct Loader {
     /// Those that compute texts, then those that compute layers for them.
     places: Vec<Place>,
     n_engines: usize,
+    /// What was to be told before the server was there, until it is.
+    held: Mutex<Option<Vec<String>>>,
 }
 
 /// A device that models share.
@@ -186,7 +189,8 @@ impl Loader {
         let n_engines = choices.len();
         choices.extend(args.layers_on().map(Clone::clone));
         let places = choices.into_iter().map(|choice| Place { choice, device: Mutex::default() }).collect();
-        Ok(Arc::new(Loader { args, engine, template, places, n_engines }))
+        let held = Mutex::new(Some(Vec::new()));
+        Ok(Arc::new(Loader { args, engine, template, places, n_engines, held }))
     }
 
     /// A model that is given as `[NAME=]MODEL`, or the built-in one.
@@ -197,7 +201,7 @@ impl Loader {
         };
         let size = path.as_deref().map_or(ModelFile::BUILTIN.len() as u64, size_of_files);
         let breakers: Vec<Arc<Breaker>> = (0..self.n_engines).map(|_| Arc::default()).collect();
-        let (loader, of_load) = (self.clone(), breakers.clone());
+        let (loader, of_load, of_spec) = (self.clone(), breakers.clone(), name.clone());
         let of_header = path.clone();
         let open = move || match &of_header {
             Some(path) => ModelFile::open(path),
@@ -205,7 +209,7 @@ impl Loader {
         };
         let is_gguf =
             path.as_ref().is_none_or(|path| path.extension().is_some_and(|own| own.eq_ignore_ascii_case("gguf")));
-        let spec = ModelSpec::new(name, size, move || loader.load(path.as_deref(), &of_load));
+        let spec = ModelSpec::new(name, size, move || loader.load(&of_spec, path.as_deref(), &of_load));
         Ok(spec.with_files(is_gguf, open).with_breakers(breakers))
     }
 
@@ -215,7 +219,7 @@ impl Loader {
     }
 
     /// Loads a model where its breakers let it: one that continues texts onto every device, an encoder onto the first.
-    fn load(self: &Arc<Self>, path: Option<&Path>, breakers: &[Arc<Breaker>]) -> Result<Loaded, Error> {
+    fn load(self: &Arc<Self>, name: &str, path: Option<&Path>, breakers: &[Arc<Breaker>]) -> Result<Loaded, Error> {
         let mut models = Vec::new();
         for (i, breaker) in breakers.iter().enumerate() {
             let loader = self.clone();
@@ -231,7 +235,22 @@ impl Loader {
             }
         }
         let engine = Engine::spawn_with(models, &self.engine)?;
+        self.tell(format!("the cache of `{name}` has room for {} tokens", engine.stats().cache_tokens));
         Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, self.template.as_deref())?)))
+    }
+
+    /// Tells something once the server is there: its address comes first.
+    fn tell(&self, notice: String) {
+        match &mut *self.held.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(held) => held.push(notice),
+            None => tell(&notice),
+        }
+    }
+
+    /// Tells what was held back.
+    fn tell_held(&self) {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        held.into_iter().flatten().for_each(|notice| tell(&notice));
     }
 
     /// The `i`-th device.
@@ -408,6 +427,7 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let runtime = runtime.map_err(|source| Error::Io { path: "threads".into(), source })?;
     let server = Server::bind(SocketAddr::new(host, port), specs, options)?;
     eprintln!("serving {} at {scheme}://{}", names.join(", "), server.address());
+    loader.tell_held();
     let served = runtime.block_on(server.run(ending(args.end_with_stdin)));
     // Answers whose time is over are given up.
     runtime.shutdown_timeout(Duration::from_secs(1));

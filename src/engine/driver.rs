@@ -9,7 +9,7 @@ use super::ahead::Ahead;
 use super::options::EngineOptions;
 use super::pages::Pages;
 use super::passes::{Passes, Sizes};
-use super::queue::{EngineStats, Shared, Waiting};
+use super::queue::{EngineState, EngineStats, Shared, Waiting};
 use super::sequence::Sequence;
 use super::stream::Teller;
 #[cfg(not(target_arch = "wasm32"))]
@@ -20,6 +20,7 @@ use crate::generate::{Model, StopReason};
 use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
 use crate::loss::LossReason;
 use crate::model::RowsEnding;
+use crate::panics::{caught, caught_in};
 use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;
 
@@ -44,14 +45,25 @@ pub struct Driver {
     ahead: Ahead,
     /// Tokens so far.
     n_generated: u64,
+    /// Why it computes no more.
+    stopped: Option<String>,
     #[cfg(not(target_arch = "wasm32"))]
     watchdog: Option<Watchdog>,
 }
 
 impl Drop for Driver {
-    /// Other drivers are to take what waits.
+    /// Other drivers are to take what waits, and nobody is to wait for this one. It may be that a panic drops it.
     fn drop(&mut self) {
-        self.shared.update(self.number, 0, |_| {});
+        let reason = self.stopped.take().unwrap_or_else(|| "its driver is gone".into());
+        let n_failed = self.running.len() as u64;
+        for Sequence { teller, .. } in self.running.drain(..) {
+            teller.fail(Error::Stopped { reason: reason.clone() });
+        }
+        self.shared.update(self.number, 0, |stats| {
+            stats.n_running = 0;
+            stats.n_failed += n_failed;
+        });
+        self.shared.set_condition(self.number, EngineState::Stopped, &reason);
     }
 }
 
@@ -63,9 +75,8 @@ impl Driver {
         number: usize,
     ) -> Result<Driver, Error> {
         model.expect_off_file("engine")?;
-        let passes = declare(model, options)?;
-        let pages = new_pages(&passes, model, options);
-        let slots = (1..=options.max_sequences).rev().collect();
+        let passes = make_passes(model, options, u32::MAX)?;
+        let pages = new_pages(model, options, &passes);
         let driver = Driver {
             model: model.clone(),
             shared,
@@ -73,10 +84,11 @@ impl Driver {
             options: options.clone(),
             passes,
             pages,
-            slots,
+            slots: slots(options),
             running: Vec::new(),
             ahead: Ahead::default(),
             n_generated: 0,
+            stopped: None,
             #[cfg(not(target_arch = "wasm32"))]
             watchdog: options.step_limit.map(Watchdog::begin).transpose()?,
         };
@@ -90,18 +102,20 @@ impl Driver {
         self.passes.plans_before().fold(self.passes.plan(), |sum, plan| sum + plan)
     }
 
-    /// Computes until no request comes any more. After an error all that were computed have failed.
+    /// Computes until no request comes any more. After an error all that were computed have failed. After a panic it ends, and who
+    /// asks later is told so: nothing says what the panic has left on the device.
     pub async fn run(&mut self) {
         self.run_by(None).await;
     }
 
-    /// The same; where the device is lost, everything is loaded again and texts go on with the same tokens.
+    /// The same; where the device is lost, everything is loaded again and texts go on with the same tokens. After a panic the texts
+    /// that were computed have failed; everything is loaded again for the others.
     pub async fn run_with(&mut self, recovery: &mut Recovery<'_, Model>) {
         self.run_by(Some(recovery)).await;
     }
 
     async fn run_by(&mut self, mut recovery: Option<&mut Recovery<'_, Model>>) {
-        while !self.running.is_empty() || self.shared.wait().await {
+        while self.stopped.is_none() && (!self.running.is_empty() || self.shared.wait().await) {
             if let Err(error) = self.compute_or_recover(recovery.as_deref_mut()).await {
                 self.fail(error);
             }
@@ -135,7 +149,7 @@ impl Driver {
 
     async fn step_by(&mut self, recovery: Option<&mut Recovery<'_, Model>>) -> Result<bool, Error> {
         if let Err(error) = self.compute_or_recover(recovery).await {
-            let said = Error::Gpu { context: "a step of the engine".into(), message: error.to_string() };
+            let said = copy_of(&error);
             self.fail(error);
             return Err(said);
         }
@@ -162,30 +176,94 @@ impl Driver {
     }
 
     async fn compute_or_recover(&mut self, recovery: Option<&mut Recovery<'_, Model>>) -> Result<(), Error> {
-        let Some(recovery) = recovery else { return self.watched_compute().await };
-        if let Some(model) = recovery.moved(self.model.device().is_gpu())? {
-            self.go_on_with(model)?;
+        if let Some(reason) = &self.stopped {
+            return Err(Error::Stopped { reason: reason.clone() });
         }
+        let Some(recovery) = recovery else {
+            let computed = self.caught_compute().await;
+            if let Err(panic @ Error::Panic { .. }) = &computed {
+                self.give_up(panic);
+                self.stop("it panicked, and nothing loads the model again");
+            }
+            return computed;
+        };
+        let moved = caught("moving a model", || match recovery.moved(self.model.device().is_gpu())? {
+            Some(model) => self.go_on_with(model),
+            None => Ok(()),
+        });
         let n_before = self.n_generated;
-        let computed = self.watched_compute().await;
+        let computed = match moved.flatten() {
+            Ok(()) => self.caught_compute().await,
+            error => error,
+        };
         if recovery.is_fallback() && !self.model.device().is_gpu() {
             let n = self.n_generated - n_before;
             self.update(|stats| stats.fallback_tokens += n);
         }
-        match computed {
-            Err(error) => {
-                let model = recovery.reload(self.lost(error))?;
-                self.go_on_with(model)
+        computed.or_else(|error| self.recover(recovery, error))
+    }
+
+    /// Has the model loaded again, until it is somewhere, if that is what an error asks for.
+    ///
+    /// # Errors
+    /// `error` itself if it is another one; those of loading. It has stopped then if it panicked before.
+    fn recover(&mut self, recovery: &mut Recovery<'_, Model>, error: Error) -> Result<(), Error> {
+        let (mut error, mut has_panicked) = (error, false);
+        loop {
+            error = self.lost(error);
+            if matches!(error, Error::Panic { .. }) {
+                has_panicked = true;
+                self.give_up(&error);
+                // Other drivers are to take what waits.
+                self.shared.update(self.number, 0, |_| {});
+                self.shared.set_condition(self.number, EngineState::Restarting, "");
             }
-            Ok(()) => Ok(()),
+            let (shared, number, tokens_before) = (self.shared.clone(), self.number, self.cache_tokens());
+            let reload = || recovery.reload(error).and_then(|model| self.go_on_with(model));
+            match meanwhile(&shared, number, || caught("going on with a model", reload)).flatten() {
+                Ok(()) => {
+                    let tokens = self.cache_tokens();
+                    if tokens != tokens_before {
+                        recovery
+                            .say(&format!("the cache has room for {tokens} tokens now, before for {tokens_before}"));
+                    }
+                    self.shared.set_condition(self.number, EngineState::Running, "");
+                    return Ok(());
+                }
+                Err(again) if again.loss().is_some() => error = again,
+                Err(again) => {
+                    if has_panicked {
+                        let reason = match &again {
+                            Error::Stopped { reason } => reason.clone(),
+                            other => format!("it panicked, and the model could not be loaded again ({other})"),
+                        };
+                        recovery.say(&format!("an engine has stopped: {reason}"));
+                        self.stop(&reason);
+                    }
+                    return Err(again);
+                }
+            }
         }
     }
 
-    /// What a GPU refuses in a step loses it, so that there is one way of going on.
+    /// Computes nothing from now on. Whoever waits is told so if no other driver is left.
+    fn stop(&mut self, reason: &str) {
+        self.stopped = Some(reason.into());
+        self.give_up(&Error::Stopped { reason: reason.into() });
+        self.shared.update(self.number, 0, |_| {});
+        self.shared.set_condition(self.number, EngineState::Stopped, reason);
+    }
+
+    /// What a GPU refuses in a step loses it, so that there is one way of going on; and so does a panic.
     fn lost(&self, error: Error) -> Error {
         let reason = match &error {
             Error::OutOfMemory { .. } => LossReason::OutOfMemory,
             Error::Gpu { .. } => LossReason::Refused,
+            Error::Panic { .. } => {
+                // Letting go of it may panic as well.
+                let _ = caught("giving a device up", || self.model.devices().for_each(Device::destroy));
+                return error;
+            }
             _ => return error,
         };
         // Which of several it was is not known.
@@ -197,15 +275,15 @@ impl Driver {
         Error::DeviceLost { reason, context: "computing a step".into(), message: error.to_string() }
     }
 
-    /// Has all sequences computed anew by a model that was loaded again.
+    /// Has all sequences computed anew by a model that was loaded again. A cache never becomes larger by that, and smaller where there
+    /// is less memory: texts that it has no room for wait then.
     pub(crate) fn go_on_with(&mut self, model: Model) -> Result<(), Error> {
         self.model = model;
         self.ahead = Ahead::default();
         self.tell_device();
-        self.passes = declare(&self.model, &self.options)?;
-        // Another device may have room for more or fewer.
+        self.passes = make_passes(&self.model, &self.options, self.passes.n_pages() - 1)?;
         self.running.iter_mut().for_each(Sequence::lose_pages);
-        self.pages = new_pages(&self.passes, &self.model, &self.options);
+        self.pages = new_pages(&self.model, &self.options, &self.passes);
         self.keep_running(|sequence, pages| sequence.begin_anew(pages));
         self.update(|stats| stats.n_recoveries += 1);
         Ok(())
@@ -223,6 +301,20 @@ impl Driver {
         let waiting = sequence.wait(&mut self.pages);
         self.update(|_| {});
         self.shared.put_back(self.number, waiting);
+    }
+
+    fn cache_tokens(&self) -> usize {
+        self.pages.len() * PAGE as usize
+    }
+
+    /// A step. Where it panics, what was computed and all that is kept of it is to be given up.
+    async fn caught_compute(&mut self) -> Result<(), Error> {
+        let computed = caught_in("computing a step", self.watched_compute()).await.flatten();
+        #[cfg(not(target_arch = "wasm32"))]
+        if let (Err(Error::Panic { .. }), Some(watchdog)) = (&computed, &self.watchdog) {
+            watchdog.step_ends();
+        }
+        computed
     }
 
     fn tell_device(&self) {
@@ -249,17 +341,32 @@ impl Driver {
 
     /// Ends all sequences with an error, of which all but the first are told in words.
     pub(crate) fn fail(&mut self, error: Error) {
-        let said = error.to_string();
+        let said = copy_of(&error);
         let mut error = Some(error);
         self.ahead = Ahead::default();
         for sequence in std::mem::take(&mut self.running) {
-            let other = || Error::Gpu { context: "computing several texts".into(), message: said.clone() };
             let teller = self.leave(sequence);
-            teller.fail(error.take().unwrap_or_else(other));
+            teller.fail(error.take().unwrap_or_else(|| copy_of(&said)));
             self.update(|stats| stats.n_failed += 1);
         }
         // Nobody knows what passes have left in them.
         self.pages.forget();
+    }
+
+    /// The same after a panic, which may have left anything half changed: what keeps account begins anew.
+    fn give_up(&mut self, error: &Error) {
+        self.ahead = Ahead::default();
+        let n_panics = u64::from(matches!(error, Error::Panic { .. }));
+        let n_failed = self.running.len() as u64;
+        for Sequence { teller, .. } in self.running.drain(..) {
+            teller.fail(copy_of(error));
+        }
+        self.pages = new_pages(&self.model, &self.options, &self.passes);
+        self.slots = slots(&self.options);
+        self.update(|stats| {
+            stats.n_failed += n_failed;
+            stats.n_panics += n_panics;
+        });
     }
 
     fn leave(&mut self, sequence: Sequence) -> Teller {
@@ -271,6 +378,7 @@ impl Driver {
         self.shared.update(self.number, self.slots.len(), |stats| {
             stats.n_running = self.running.len();
             stats.n_pages = self.pages.len();
+            stats.cache_tokens = self.cache_tokens() as u64;
             stats.n_free_pages = self.pages.n_free();
             stats.n_kept_pages = self.pages.n_kept();
             (stats.n_host_pages, stats.host_page_bytes) = self.pages.on_host();
@@ -305,21 +413,10 @@ impl Driver {
 
     /// Ends what nobody wants any more, or whose time is over.
     fn drop_over(&mut self) {
-        let now = Instant::now();
-        let reason = |teller: &Teller, deadline: Option<Instant>| match teller.is_cancelled() {
-            true => Some(StopReason::Cancelled),
-            false => deadline.filter(|deadline| now >= *deadline).map(|_| StopReason::Deadline),
-        };
-        let is_over = |Waiting { request, teller, .. }: &Waiting| reason(teller, request.deadline).is_some();
-        for Waiting { request, teller, .. } in self.shared.drop_waiting(is_over) {
-            if let Some(reason) = reason(&teller, request.deadline) {
-                teller.end(reason);
-                self.update(|stats| stats.n_cancelled += 1);
-            }
-        }
-        let mut i = 0;
+        drop_waiting(&self.shared, self.number);
+        let (mut i, now) = (0, Instant::now());
         while let Some(sequence) = self.running.get(i) {
-            match reason(&sequence.teller, sequence.request.deadline) {
+            match over(&sequence.teller, sequence.request.deadline, now) {
                 Some(reason) => self.end(i, reason),
                 None => i += 1,
             }
@@ -597,7 +694,68 @@ impl Driver {
     }
 }
 
-fn new_pages(passes: &Passes, model: &Model, options: &EngineOptions) -> Pages {
+/// An error for one more who waits.
+fn copy_of(error: &Error) -> Error {
+    match error {
+        Error::Panic { context, message } => Error::Panic { context: context.clone(), message: message.clone() },
+        Error::Stopped { reason } => Error::Stopped { reason: reason.clone() },
+        Error::Gpu { context, message } => Error::Gpu { context: context.clone(), message: message.clone() },
+        other => Error::Gpu { context: "a step of the engine".into(), message: other.to_string() },
+    }
+}
+
+/// Does what may take long. Nobody but a driver looks what of the requests that wait is over, so that another thread does meanwhile.
+#[cfg(not(target_arch = "wasm32"))]
+fn meanwhile<T>(shared: &Shared, driver: usize, work: impl FnOnce() -> T) -> T {
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+    const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
+    std::thread::scope(|scope| {
+        let (working, is_over) = channel::<()>();
+        let look = move || {
+            while is_over.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
+                drop_waiting(shared, driver);
+            }
+        };
+        // Where there can be no thread, they wait for the work.
+        let _ = std::thread::Builder::new().name("tilewright deadlines".into()).spawn_scoped(scope, look);
+        let worked = work();
+        drop(working);
+        worked
+    })
+}
+
+#[cfg(target_arch = "wasm32")]
+fn meanwhile<T>(_: &Shared, _: usize, work: impl FnOnce() -> T) -> T {
+    work()
+}
+
+/// Why a text is over that nobody wants any more, or whose time is over.
+fn over(teller: &Teller, deadline: Option<Instant>, now: Instant) -> Option<StopReason> {
+    match teller.is_cancelled() {
+        true => Some(StopReason::Cancelled),
+        false => deadline.filter(|deadline| now >= *deadline).map(|_| StopReason::Deadline),
+    }
+}
+
+/// Ends what of the requests that wait is over.
+fn drop_waiting(shared: &Shared, driver: usize) {
+    let now = Instant::now();
+    let reason = |waiting: &Waiting| over(&waiting.teller, waiting.request.deadline, now);
+    for waiting in shared.drop_waiting(|waiting| reason(waiting).is_some()) {
+        if let Some(reason) = reason(&waiting) {
+            waiting.teller.end(reason);
+            shared.count(driver, |stats| stats.n_cancelled += 1);
+        }
+    }
+}
+
+/// Places among states and tokens, all of them free.
+fn slots(options: &EngineOptions) -> Vec<u32> {
+    (1..=options.max_sequences).rev().collect()
+}
+
+/// The pages that passes have, none of them taken.
+fn new_pages(model: &Model, options: &EngineOptions, passes: &Passes) -> Pages {
     Pages::new(passes.n_pages(), options.prefix_cache, n_copies(model, options), options.host_cache_bytes)
 }
 
@@ -614,8 +772,9 @@ fn keep_states(passes: &Passes, pages: &mut Pages, sequence: &Sequence) -> Resul
     }
 }
 
-/// What the sequences of an engine share, as much of it as the memory allows.
-fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
+/// What the sequences of an engine share, as much of it as the memory allows and up to so many pages: on a GPU, whose memory nobody
+/// knows, it is allocated to see that. Half of the pages are tried where there is no memory for all.
+fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32) -> Result<Passes, Error> {
     let pages_each = model.context_length().div_ceil(PAGE);
     let n_sequences = options.max_sequences;
     // Layers have keys of as many bytes in a page as a binding has room for.
@@ -625,7 +784,7 @@ fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
     });
     let bindings = model.devices().map(|device| device.target().limits().max_binding_bytes);
     let limit = bindings.min().unwrap_or(0) / widest.max().unwrap_or(1).max(1);
-    let most = u32::try_from(limit).unwrap_or(u32::MAX).saturating_sub(1).max(pages_each);
+    let most = u32::try_from(limit).unwrap_or(u32::MAX).saturating_sub(1).min(most_pages).max(pages_each);
     let (n_copies, spills) = (n_copies(model, options), options.host_cache_bytes > 0);
     let (max_pass, kv_type) = (model.max_pass(), model.kv_type());
     let sizes = |n_pages| Sizes { n_sequences, n_pages: n_pages + 1, pages_each, n_copies, spills, max_pass, kv_type };
@@ -634,10 +793,15 @@ fn declare(model: &Model, options: &EngineOptions) -> Result<Passes, Error> {
     loop {
         let passes = Passes::declare(model, sizes(n_pages))?;
         let fits = model.check_fits(&passes.plan(), "fewer sequences or a shorter context would take less");
-        match fits.and_then(|()| model.check_fits_before(passes.plans_before())) {
-            Err(Error::Memory { .. }) if asked.is_none() && n_pages > pages_each => {
+        let fits = fits.and_then(|()| model.check_fits_before(passes.plans_before()));
+        match fits.and_then(|()| passes.allocate(asked.is_none())) {
+            Err(Error::Memory { .. } | Error::OutOfMemory { .. }) if asked.is_none() && n_pages > pages_each => {
+                drop(passes);
+                model.devices().for_each(Device::free_unused);
                 n_pages = (n_pages / 2).max(pages_each)
             }
+            // The first step finds that as well, and knows what to do.
+            Err(Error::DeviceLost { .. }) => return Ok(passes),
             fits => return fits.map(|()| passes),
         }
     }

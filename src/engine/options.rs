@@ -14,8 +14,9 @@ pub struct EngineOptions {
     pub max_sequences: u32,
     /// Requests that wait at most, beside those that are computed; 0 refuses all that cannot begin at once.
     pub max_queued: usize,
-    /// Tokens of all sequences together that the cache holds. `None`: as many as the memory allows, up to the context length of
-    /// each sequence.
+    /// Tokens of all sequences together that the cache holds: all of them, or the engine does not begin. `None`: the context length
+    /// of each sequence, or half of that as often as there is no memory for it, down to the context length of one. On a GPU, whose
+    /// memory nobody knows, they are allocated at once to see that; natively, since a browser tells it later.
     pub cache_tokens: Option<u32>,
     /// Whether what sequences have in common at their beginnings is computed once.
     pub prefix_cache: bool,

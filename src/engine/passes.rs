@@ -30,6 +30,14 @@ impl Passes {
         Ok(Passes { before, last: stage((model.device(), model.transformer()))?, sizes })
     }
 
+    /// Allocates all of it where a GPU has it.
+    ///
+    /// # Errors
+    /// As [`Stage::allocate`].
+    pub fn allocate(&self, with_room: bool) -> Result<(), Error> {
+        self.stages().try_for_each(|stage| stage.allocate(with_room))
+    }
+
     fn stages(&self) -> impl Iterator<Item = &Stage> {
         self.before.iter().chain([&self.last])
     }

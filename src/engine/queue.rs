@@ -50,11 +50,27 @@ struct State {
     n_submitted: u64,
     n_refused: u64,
     drivers: Vec<DriverState>,
+    /// Why no driver computes any more.
+    stopped: Option<String>,
+}
+
+/// Whether an engine computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EngineState {
+    /// It does.
+    #[default]
+    Running,
+    /// A step panicked, and its model is being loaded again. What waits is computed after that.
+    Restarting,
+    /// It never will again: the engine ended, or could not go on.
+    Stopped,
 }
 
 /// What a driver says of itself.
 #[derive(Default)]
 struct DriverState {
+    condition: EngineState,
     /// Places that it has free.
     n_free: usize,
     /// Whether the next request waits for its pages.
@@ -84,6 +100,8 @@ pub struct EngineStats {
     pub n_cancelled: u64,
     /// Texts that ended with an error.
     pub n_failed: u64,
+    /// Steps that panicked: their texts ended with an error, and the model was loaded again.
+    pub n_panics: u64,
     /// Tokens of prompts that were computed.
     pub prompt_tokens: u64,
     /// Tokens of prompts that an earlier sequence had computed.
@@ -98,6 +116,8 @@ pub struct EngineStats {
     pub n_prompt_passes: u64,
     /// Microseconds in steps; on a GPU with the waiting for it.
     pub busy_micros: u64,
+    /// Tokens that the cache has room for.
+    pub cache_tokens: u64,
     /// Pages of the cache.
     pub n_pages: usize,
     /// Pages that hold nothing.
@@ -132,6 +152,7 @@ impl std::ops::Add for EngineStats {
             n_finished: self.n_finished + other.n_finished,
             n_cancelled: self.n_cancelled + other.n_cancelled,
             n_failed: self.n_failed + other.n_failed,
+            n_panics: self.n_panics + other.n_panics,
             prompt_tokens: self.prompt_tokens + other.prompt_tokens,
             cached_tokens: self.cached_tokens + other.cached_tokens,
             generated_tokens: self.generated_tokens + other.generated_tokens,
@@ -139,6 +160,7 @@ impl std::ops::Add for EngineStats {
             n_ahead_passes: self.n_ahead_passes + other.n_ahead_passes,
             busy_micros: self.busy_micros + other.busy_micros,
             n_prompt_passes: self.n_prompt_passes + other.n_prompt_passes,
+            cache_tokens: self.cache_tokens + other.cache_tokens,
             n_pages: self.n_pages + other.n_pages,
             n_free_pages: self.n_free_pages + other.n_free_pages,
             n_kept_pages: self.n_kept_pages + other.n_kept_pages,
@@ -172,6 +194,9 @@ impl State {
 
     /// Counts a refusal if there is no room.
     fn expect_room(&mut self, max_queued: usize) -> Result<(), Error> {
+        if let Some(reason) = &self.stopped {
+            return Err(Error::Stopped { reason: reason.clone() });
+        }
         if self.has_room(max_queued) {
             return Ok(());
         }
@@ -233,6 +258,31 @@ impl Shared {
         });
     }
 
+    /// Says whether a driver computes, and what for if it has stopped. When none ever will, nobody is to wait for it.
+    pub fn set_condition(&self, driver: usize, condition: EngineState, reason: &str) {
+        let waiting = self.state.with(|state| {
+            let Some(own) = state.drivers.get_mut(driver) else { return VecDeque::new() };
+            own.condition = condition;
+            if state.drivers.iter().any(|driver| driver.condition != EngineState::Stopped) {
+                return VecDeque::new();
+            }
+            state.stopped.get_or_insert_with(|| reason.into());
+            let waiting = std::mem::take(&mut state.waiting);
+            if let Some(own) = state.drivers.get_mut(driver) {
+                own.stats.n_failed += waiting.len() as u64;
+            }
+            waiting
+        });
+        for Waiting { teller, .. } in waiting {
+            teller.fail(Error::Stopped { reason: reason.into() });
+        }
+    }
+
+    /// Counts, wherever the driver is.
+    pub fn count(&self, driver: usize, change: impl FnOnce(&mut EngineStats)) {
+        self.state.with(|state| state.drivers.get_mut(driver).map(|driver| change(&mut driver.stats)));
+    }
+
     /// Says what a driver computes on.
     pub fn set_devices(&self, driver: usize, devices: Vec<Device>) {
         self.state.with(|state| {
@@ -282,7 +332,8 @@ impl Engine {
     /// An engine for a model, and what computes for it.
     ///
     /// # Errors
-    /// [`Error::Option`] for options out of range, [`Error::Memory`] if the cache does not fit.
+    /// [`Error::Option`] for options out of range; [`Error::Memory`] if the cache does not fit, or [`Error::OutOfMemory`] if a GPU has
+    /// no memory for it.
     pub fn new(model: &Model, options: &EngineOptions) -> Result<(Engine, Driver), Error> {
         let (engine, mut drivers) = Engine::over(std::slice::from_ref(model), options)?;
         match drivers.pop() {
@@ -359,7 +410,7 @@ impl Engine {
     /// Puts a request into the queue.
     ///
     /// # Errors
-    /// [`Error::Busy`] if as many wait as may, or the engine is closed; [`Error::Option`] for options out of range;
+    /// [`Error::Busy`] if as many wait as may, or the engine is closed; [`Error::Stopped`] if no driver is left; [`Error::Option`] for options out of range;
     /// [`Error::Tokenizer`] for an unknown id or no tokens at all; [`Error::ContextFull`] if the prompt does not fit;
     /// [`Error::Constraint`] for one that cannot be enforced.
     pub fn submit(&self, request: Request) -> Result<Stream, Error> {
@@ -392,18 +443,29 @@ impl Engine {
         })
     }
 
-    /// Whether [`Engine::submit`] would find room now.
+    /// Whether [`Engine::submit`] would find room now. Nobody is to wait for room in an engine that has stopped.
     pub fn has_room(&self) -> bool {
-        self.shared.state.with(|state| state.has_room(self.shared.max_queued))
+        self.shared.state.with(|state| state.stopped.is_some() || state.has_room(self.shared.max_queued))
     }
 
     /// Refuses a request before its prompt is made, if there is no room for it now; that counts as a refusal. Where there is room
     /// others may still take it before the request is submitted.
     ///
     /// # Errors
-    /// [`Error::Busy`] as [`Engine::submit`].
+    /// [`Error::Busy`] and [`Error::Stopped`] as [`Engine::submit`].
     pub fn expect_room(&self) -> Result<(), Error> {
         self.shared.state.with(|state| state.expect_room(self.shared.max_queued))
+    }
+
+    /// Whether it computes, if only on one of its devices.
+    pub fn state(&self) -> EngineState {
+        self.shared.state.with(|state| {
+            let has = |condition| state.drivers.iter().any(|driver| driver.condition == condition);
+            [EngineState::Running, EngineState::Restarting]
+                .into_iter()
+                .find(|&one| has(one))
+                .unwrap_or(EngineState::Stopped)
+        })
     }
 
     /// Takes no further requests: those that it has are finished, then the driver ends.

@@ -101,10 +101,43 @@ impl Stage {
 
     /// Memory of the weights and of all this.
     pub fn plan(&self) -> MemoryPlan {
+        MemoryPlan::of(self.recordings(), self.others())
+    }
+
+    fn recordings(&self) -> impl Iterator<Item = &Recording> {
+        self.of_rows.values().chain(self.of_prompts.values())
+    }
+
+    /// What not every pass uses.
+    fn others(&self) -> impl Iterator<Item = &Tensor> {
         let PassTensors { sampling, biases, allowed, tokens, .. } = &self.rows;
         let copies = self.states.iter().map(|(_, copies)| copies);
-        let others = [sampling, biases, allowed, tokens].into_iter().chain(copies).chain(&self.staging);
-        MemoryPlan::of(self.of_rows.values().chain(self.of_prompts.values()), others)
+        [sampling, biases, allowed, tokens].into_iter().chain(copies).chain(&self.staging)
+    }
+
+    /// Allocates all of it on a GPU, whose memory nobody knows before. Where there is to be room for more, a part of it is allocated
+    /// twice, and once of it let go: for what passes of other forms, reads and other models take.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if there is not so much; the device is as it was.
+    pub fn allocate(&self, with_room: bool) -> Result<(), Error> {
+        /// A part of what the stage takes with its weights, and at most.
+        const PART: u64 = 16;
+        const MOST_BYTES: u64 = 64 << 20;
+        // A browser tells later what came of it.
+        if !self.device.is_gpu() || cfg!(target_arch = "wasm32") {
+            return Ok(());
+        }
+        self.recordings().try_for_each(|recording| self.device.allocate_for(recording))?;
+        self.others().try_for_each(|tensor| self.device.allocate(tensor))?;
+        if with_room {
+            let n_words = (self.plan().total_bytes() / PART).clamp(4, MOST_BYTES) / 4;
+            let room = Tensor::declare("room", Role::Activations, &[n_words as u32], DType::U32)?;
+            self.device.allocate(&room)?;
+            drop(room);
+            self.device.free_unused();
+        }
+        Ok(())
     }
 
     /// Copies the states of the sequence in a place to a copy.

@@ -133,12 +133,12 @@ impl Teller {
 }
 
 impl Drop for Teller {
-    /// A driver that is gone says nothing any more: its streams end as cancelled ones.
+    /// A driver that is gone says nothing any more, and what it has not ended is broken.
     fn drop(&mut self) {
         self.0.told.change(|told| {
             if !told.is_over {
                 told.is_over = true;
-                told.stop_reason = Some(StopReason::Cancelled);
+                told.pieces.push_back(Err(Error::Stopped { reason: "the driver that had the text is gone".into() }));
             }
         });
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::device::Device;
 use crate::error::Error;
 use crate::loss::LossReason;
+use crate::panics::caught;
 
 /// The thread ends when this is dropped.
 pub(super) struct Watchdog(Arc<Watch>);
@@ -59,7 +60,10 @@ impl Watchdog {
     pub fn begin(limit: Duration) -> Result<Watchdog, Error> {
         let watch = Arc::new(Watch { limit, state: Mutex::default(), changed: Condvar::new() });
         let of_thread = watch.clone();
-        let spawned = std::thread::Builder::new().name("tilewright watchdog".into()).spawn(move || of_thread.run());
+        let spawned = std::thread::Builder::new().name("tilewright watchdog".into()).spawn(move || {
+            // What it gave up may have panicked; it looks at the next steps all the same.
+            while caught("watching steps", || of_thread.run()).is_err() {}
+        });
         spawned.map_err(|source| Error::Io { path: "a thread".into(), source })?;
         Ok(Watchdog(watch))
     }

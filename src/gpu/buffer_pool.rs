@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
 use super::faults::Faults;
-use super::outcome::{Failure, Outcome, scoped};
+use super::outcome::{Failure, Fault, Outcome, scoped};
+#[cfg(not(target_arch = "wasm32"))]
+use super::polling::poll;
 use crate::counters::LiveCounters;
 use crate::recording::size_class;
 
@@ -19,6 +21,8 @@ pub(crate) struct BufferPool {
     /// Bytes of the buffers that are on loan or idle.
     allocated_bytes: AtomicU64,
     counters: Arc<LiveCounters>,
+    #[cfg(not(target_arch = "wasm32"))]
+    fault: Fault,
     faults: Faults,
 }
 
@@ -41,8 +45,16 @@ fn still_unknown(outcome: Option<Outcome>) -> Result<Option<Outcome>, Failure> {
 }
 
 impl BufferPool {
-    pub fn new(counters: Arc<LiveCounters>, faults: Faults) -> Arc<Self> {
-        Arc::new(BufferPool { idle: Mutex::default(), allocated_bytes: AtomicU64::new(0), counters, faults })
+    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
+    pub fn new(counters: Arc<LiveCounters>, fault: Fault, faults: Faults) -> Arc<Self> {
+        Arc::new(BufferPool {
+            idle: Mutex::default(),
+            allocated_bytes: AtomicU64::new(0),
+            counters,
+            #[cfg(not(target_arch = "wasm32"))]
+            fault,
+            faults,
+        })
     }
 
     /// A buffer of at least `size_bytes`, from the pool or new.
@@ -68,7 +80,8 @@ impl BufferPool {
         let (mut buffer, mut outcome) = self.create(device, &descriptor);
         if matches!(outcome, Err(Failure::OutOfMemory { .. })) && self.clear() > 0 {
             // What lay idle may have been what was missing. Polling lets go of what the GPU has done with.
-            let _ = device.poll(wgpu::PollType::Poll);
+            #[cfg(not(target_arch = "wasm32"))]
+            let _ = poll(device, &self.fault, &self.faults, wgpu::PollType::Poll);
             (buffer, outcome) = self.create(device, &descriptor);
         }
         let outcome = outcome?;

@@ -17,6 +17,8 @@ use super::buffer_pool::{BufferPool, PooledBuffer};
 use super::faults::{Call, Faults};
 use super::outcome::{Failure, Fault, Outcome, Unsettled, refused, scoped};
 use super::pipeline::{Pipeline, Pipelines};
+#[cfg(not(target_arch = "wasm32"))]
+use super::polling::poll;
 use super::readback::{Poller, ReadFuture, Staging, map};
 use super::signal::{Completion, complete};
 use crate::counters::LiveCounters;
@@ -45,7 +47,7 @@ pub(crate) struct Setup<'a> {
 
 impl Setup<'_> {
     /// What a test has the device do, if it does.
-    pub(super) fn faults(&self) -> Faults {
+    pub fn faults(&self) -> Faults {
         #[cfg(feature = "fault-injection")]
         return self.faults.cloned().unwrap_or_default();
         #[cfg(not(feature = "fault-injection"))]
@@ -142,7 +144,7 @@ impl Gpu {
             }
         });
         Ok(Gpu {
-            pool: BufferPool::new(counters.clone(), faults.clone()),
+            pool: BufferPool::new(counters.clone(), fault.clone(), faults.clone()),
             pipelines: Pipelines::new(&device, &adapter.get_info(), setup, counters.clone()),
             staging: Staging::new(counters.clone()),
             poller: Poller::new(&device, &queue, fault.clone(), setup.timeout, faults.clone()),
@@ -187,8 +189,8 @@ impl Gpu {
         // One that was destroyed is told of when what it does is done.
         #[cfg(not(target_arch = "wasm32"))]
         {
-            let timeout = Some(Duration::from_secs(1));
-            let _ = self.device.poll(wgpu::PollType::Wait { submission_index: None, timeout });
+            let how = wgpu::PollType::Wait { submission_index: None, timeout: Some(Duration::from_secs(1)) };
+            let _ = poll(&self.device, &self.fault, &self.faults, how);
         }
         match self.fault.check_lost(context) {
             Ok(()) => failure.into_error(),

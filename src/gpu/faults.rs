@@ -62,6 +62,9 @@ mod injected {
         Hang,
         /// The shader has an error. Only pipelines.
         BadShader,
+        /// It panics, as `wgpu` does where a driver's answer is not what it expects. On the CPU, where a submission is a run of
+        /// kernels, one of its threads does.
+        Panic,
     }
 
     #[derive(Debug)]
@@ -174,8 +177,16 @@ mod injected {
                     done.device = Some(device.clone());
                 }
                 Some(Effect::Wait(time)) => std::thread::sleep(time),
+                Some(Effect::Panic) => panic!("a test has it panic"),
             }
             Ok(done)
+        }
+
+        /// The CPU runs kernels.
+        pub(crate) fn run(&self) {
+            if self.called(Call::Submit) == Some(Effect::Panic) {
+                panic!("a test has it panic");
+            }
         }
 
         fn out_of_memory(&self, label: &str, size_bytes: u64, allocated_bytes: u64) -> Failure {
@@ -334,6 +345,8 @@ mod nothing {
         pub fn poll(&self, _: &wgpu::Device, _: &Fault) -> Result<(), String> {
             Ok(())
         }
+
+        pub fn run(&self) {}
 
         pub fn is_untold(&self) -> bool {
             false

@@ -135,7 +135,7 @@ impl Pipelines {
 
 /// Whether shaders run with bounds checks: in debug builds, unless `TILEWRIGHT_CHECKED` says otherwise (`0` means no,
 /// anything else yes).
-fn checked() -> bool {
+pub(crate) fn checked() -> bool {
     std::env::var_os("TILEWRIGHT_CHECKED").map_or(cfg!(debug_assertions), |value| value != "0")
 }
 

@@ -1,8 +1,6 @@
 //! Reading buffers without blocking: staging buffers that are reused, and a thread that waits for the GPU.
 
 use std::collections::HashMap;
-#[cfg(not(target_arch = "wasm32"))]
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -10,10 +8,14 @@ use std::task::{Context, Poll};
 use super::buffer_pool::{BufferPool, free};
 use super::faults::Faults;
 use super::outcome::{Failure, Fault, Outcome, Reports};
+#[cfg(not(target_arch = "wasm32"))]
+use super::polling::poll;
 use super::signal::{Completion, Signal, complete};
 use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::loss::LossReason;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::panics::caught;
 
 /// A staging buffer and, until it is first used, whether it could be allocated, where that is not known yet.
 type Stage = (wgpu::Buffer, Option<Outcome>);
@@ -209,30 +211,21 @@ impl Poller {
         let (requests, received) = std::sync::mpsc::channel::<(wgpu::SubmissionIndex, Arc<Mutex<Signal>>)>();
         let (device, queue, timeout) = (device.clone(), queue.clone(), timeout.unwrap_or(TIMEOUT));
         let of_thread = fault.clone();
-        let thread = std::thread::spawn(move || {
-            let (fault, mut is_answered) = (of_thread, true);
-            // To the end and not in slices: where another thread polls as a wait's time runs out, wgpu 30 can panic (its pull
-            // request 9958).
+        let work = move |fault: &Fault| {
+            let mut is_answered = true;
+            // To the end and not in slices: a wait whose time runs out can panic.
             let wait = |index| {
                 // No time at all is a device that never answers, however fast it is.
                 if timeout.is_zero() {
                     return Err("no answer within 0 s".to_string());
                 }
                 let wait = wgpu::PollType::Wait { submission_index: index, timeout: Some(timeout) };
-                // wgpu panics where the driver's answer is an error. Without this thread, reads would wait for ever.
-                match catch_unwind(AssertUnwindSafe(|| device.poll(wait))) {
-                    Ok(polled) => {
-                        polled.map(drop).map_err(|e| format!("no answer within {} s: {e}", timeout.as_secs_f64()))
-                    }
-                    Err(_) => {
-                        fault.lose(LossReason::Driver, "waiting for it panicked".into());
-                        Err(String::new())
-                    }
-                }
+                let polled = poll(&device, fault, &faults, wait);
+                polled.map_err(|e| format!("no answer within {} s: {e}", timeout.as_secs_f64()))
             };
             // Ends when the sender is dropped with its device.
-            serve(received, &fault, |index| {
-                let answer = faults.poll(&device, &fault).and_then(|()| wait(Some(index)));
+            serve(received, fault, |index| {
+                let answer = wait(Some(index));
                 is_answered &= answer.is_ok();
                 answer
             });
@@ -243,6 +236,12 @@ impl Poller {
             if !lets_go {
                 std::mem::forget((device.clone(), queue));
             }
+        };
+        // Without this thread, reads would wait for ever.
+        let thread = std::thread::spawn(move || {
+            if let Err(panic) = caught("waiting for the device", || work(&of_thread)) {
+                of_thread.lose(LossReason::Driver, panic.to_string());
+            }
         });
         Poller { requests: Some(requests), thread: Some(thread), fault }
     }
@@ -250,8 +249,10 @@ impl Poller {
     /// Gives the signal if the submission is not to be waited for, because the device is lost; the callback gives it otherwise.
     pub fn wait_for(&self, index: wgpu::SubmissionIndex, signal: Arc<Mutex<Signal>>) {
         self.fault.tell(&signal);
-        // The thread lives as long as this sender.
-        let _ = self.requests.as_ref().map(|requests| requests.send((index, signal)));
+        let is_taken = self.requests.as_ref().is_some_and(|requests| requests.send((index, signal)).is_ok());
+        if !is_taken {
+            self.fault.lose(LossReason::Driver, "the thread that waits for it is gone".into());
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::tensor::{Role, Tensor};
 pub enum KvType {
     /// As they are computed.
     F32,
-    /// Rounded to half precision: half the memory.
+    /// Rounded to half precision: half the memory. What is beyond ±65504 is kept as that.
     #[default]
     F16,
     /// Blocks of 32 signed bytes that share a scale: a quarter of the memory and a little more.

@@ -236,8 +236,8 @@ mod tests {
         }
         let stats = breaker.stats(now);
         assert!(stats.losses().enumerate().all(|(i, (reason, n))| reason as usize == i && n == i as u64 + 1));
-        assert_eq!((stats.n_losses(), stats.n_opened), (28, 1));
+        assert_eq!((stats.n_losses(), stats.n_opened), (36, 1));
         let both = stats + BreakerStats::default();
-        assert_eq!((both, (stats + stats).n_losses()), (stats, 56));
+        assert_eq!((both, (stats + stats).n_losses()), (stats, 72));
     }
 }

@@ -361,8 +361,9 @@ impl Answers {
 
     fn end(&mut self, at: usize) -> Result<(), Error> {
         let mut answer = self.running.swap_remove(at);
-        // Of a stream that is over, only one whose engine is gone has no reason.
-        let reason = answer.stream.stop_reason().unwrap_or(StopReason::Cancelled);
+        let Some(reason) = answer.stream.stop_reason() else {
+            return Err(Error::Stopped { reason: "the text ended without a reason".into() });
+        };
         let usage = answer.stream.usage();
         self.usages[answer.index] = usage;
         self.metrics.used(self.lease.entry.name(), usage);

@@ -27,6 +27,7 @@ use super::page::Page;
 use super::telemetry::{Telemetry, Trace};
 use crate::engine::Usage;
 use crate::error::Error;
+use crate::panics::caught;
 
 /// Bodies below this are parsed where they are read: it takes less than to hand them to a thread. So much of each body is there
 /// to be held whatever others hold, so that usual requests come through.
@@ -143,11 +144,11 @@ impl App {
             let _turn = turn;
             let mut done = Vec::new();
             while is_wanted.load(Ordering::Relaxed) {
-                match part(&lease.loaded, done.len()) {
-                    Some(Ok(result)) => done.push(result),
+                match caught("computing", || part(&lease.loaded, done.len())) {
+                    Ok(Some(Ok(result))) => done.push(result),
                     // This part once more, if that helps.
-                    Some(Err(error)) => lease.reload(error)?,
-                    None => break,
+                    Ok(Some(Err(error))) | Err(error) => lease.reload(error)?,
+                    Ok(None) => break,
                 }
             }
             Ok(done)

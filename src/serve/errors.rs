@@ -78,6 +78,7 @@ impl From<Error> for ApiError {
             "context_full" => (StatusCode::BAD_REQUEST, "context_length_exceeded"),
             code @ ("constraint" | "template" | "tokenizer" | "operand") => (StatusCode::BAD_REQUEST, code),
             "busy" => (StatusCode::TOO_MANY_REQUESTS, "busy"),
+            "stopped" => (StatusCode::SERVICE_UNAVAILABLE, "stopped"),
             code => (StatusCode::INTERNAL_SERVER_ERROR, code),
         };
         let message = match code {
@@ -85,6 +86,8 @@ impl From<Error> for ApiError {
             "io" | "format" | "truncated" | "config" | "hub" => {
                 "the model cannot be loaded; the server's log says why".into()
             }
+            // They have a panic's own words, which may have words of others' texts.
+            "panic" | "stopped" => "the model failed at its work; the server's log says why".into(),
             _ => error.to_string(),
         };
         ApiError { status, code, message, param }

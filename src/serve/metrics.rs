@@ -12,7 +12,7 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 use super::models::{Entry, Models};
 use super::telemetry::Telemetry;
 use crate::counters::Counters;
-use crate::engine::{DeviceStats, EngineStats, Usage};
+use crate::engine::{DeviceStats, EngineState, EngineStats, Usage};
 use crate::recovery::{BreakerStats, Circuit};
 
 /// Names and values of a measure's labels.
@@ -35,9 +35,10 @@ fn of_model(model: &str) -> Labels<1> {
 type Read = fn(&EngineStats) -> u64;
 
 /// Numbers of an engine as they are now.
-const NOW: [(&str, &str, Read); 7] = [
+const NOW: [(&str, &str, Read); 8] = [
     ("requests_queued", "Requests that wait for a place in a batch", |stats| stats.n_queued as u64),
     ("requests_running", "Requests that are computed", |stats| stats.n_running as u64),
+    ("cache_tokens", "Tokens that the cache of keys and values has room for", |stats| stats.cache_tokens),
     ("cache_pages", "Pages of the cache of keys and values", |stats| stats.n_pages as u64),
     ("cache_free_pages", "Pages that hold nothing", |stats| stats.n_free_pages as u64),
     ("cache_kept_pages", "Pages of earlier sequences that a new one can take", |stats| stats.n_kept_pages as u64),
@@ -46,7 +47,7 @@ const NOW: [(&str, &str, Read); 7] = [
 ];
 
 /// Numbers of an engine since its model was loaded.
-const SINCE: [(&str, &str, Read); 16] = [
+const SINCE: [(&str, &str, Read); 17] = [
     ("engine_prompt_tokens", "Tokens of prompts that were computed", |stats| stats.prompt_tokens),
     ("engine_cached_tokens", "Tokens of prompts that an earlier sequence had computed", |stats| stats.cached_tokens),
     ("engine_generated_tokens", "Tokens that were generated, also of answers that are not over", |stats| {
@@ -57,6 +58,7 @@ const SINCE: [(&str, &str, Read); 16] = [
     ("engine_finished", "Texts that ended by themselves", |stats| stats.n_finished),
     ("engine_cancelled", "Texts that were cancelled, or whose time was over", |stats| stats.n_cancelled),
     ("engine_failed", "Texts that ended with an error", |stats| stats.n_failed),
+    ("engine_panics", "Steps that panicked; the model is loaded again after each", |stats| stats.n_panics),
     ("engine_decode_passes", "Passes that computed a token of each running sequence", |stats| stats.n_decode_passes),
     (
         "engine_ahead_passes",
@@ -118,6 +120,7 @@ pub struct Metrics {
     busy: Family<Labels<1>, Counter<f64, AtomicU64>>,
     device_lost: Family<Labels<2>, Counter<u64, AtomicU64>>,
     fallback: Family<Labels<1>, Gauge>,
+    up: Family<Labels<1>, Gauge>,
     losses: Vec<Family<Labels<1>, Counter<u64, AtomicU64>>>,
     device_running: Family<Labels<2>, Gauge>,
     of_devices: Vec<Family<Labels<2>, Counter<u64, AtomicU64>>>,
@@ -163,6 +166,12 @@ impl Metrics {
         let device_lost = register(all, "device_lost", "Losses of a model's GPU, by reason", Family::default());
         let fallback =
             register(all, "fallback", "Whether the CPU has the place of a GPU that failed", Family::default());
+        let up = register(
+            all,
+            "engine_up",
+            "Whether a model's engine computes, or would if it were loaded",
+            Family::default(),
+        );
         let losses = LOSSES.map(|(name, help, _)| register(all, name, help, Family::default()));
         let device_running =
             register(all, "device_requests_running", "Requests that a device computes", Family::default());
@@ -171,6 +180,7 @@ impl Metrics {
         Metrics {
             device_lost,
             fallback,
+            up,
             losses: losses.into(),
             device_running,
             of_devices: of_devices.into(),
@@ -268,6 +278,7 @@ impl Metrics {
                     counter.get_or_create(&labels).inner().store(read(&counters), Ordering::Relaxed);
                 }
             }
+            self.up.get_or_create(&labels).set(i64::from(entry.engine_state() == EngineState::Running));
             self.tell_losses(entry);
             self.tell_devices(entry);
             let Some(stats) = entry.stats() else { continue };

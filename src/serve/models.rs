@@ -13,11 +13,14 @@ use super::errors::ApiError;
 use crate::answer::Format;
 use crate::chat::ChatTemplate;
 use crate::counters::Counters;
+use crate::device::Device;
 use crate::embed::{Embedder, Reranker};
-use crate::engine::{DeviceStats, Engine, EngineOptions, EngineStats};
+use crate::engine::{DeviceStats, Engine, EngineOptions, EngineState, EngineStats};
 use crate::error::Error;
 use crate::generate::Model;
 use crate::load::ModelFile;
+use crate::loss::LossReason;
+use crate::panics::caught;
 use crate::recording::MemoryPlan;
 use crate::recovery::{Breaker, BreakerStats};
 
@@ -261,6 +264,14 @@ impl Entry {
         }
     }
 
+    /// Whether its engine computes, or would if it were loaded.
+    pub fn engine_state(&self) -> EngineState {
+        match self.loaded() {
+            Some(Loaded::Decoder(decoder)) => decoder.engine.state(),
+            _ => EngineState::Running,
+        }
+    }
+
     /// Each of its engine's devices.
     pub fn devices(&self) -> Vec<DeviceStats> {
         match self.loaded() {
@@ -330,12 +341,23 @@ impl Lease {
         }
     }
 
-    /// After an error at an encoder's work: the encoder loaded again, if its device was lost and loading may help. Waits for it.
+    /// After an error at an encoder's work: the encoder loaded again, if its device was lost and loading may help. Waits for it. After
+    /// a panic, which would come again with the same work, the next request has it loaded again.
     ///
     /// # Errors
     /// `error` itself if it is another one; those of loading.
     pub fn reload(&mut self, error: Error) -> Result<(), Error> {
         let Some(reason) = error.loss() else { return Err(error) };
+        if reason == LossReason::Panic {
+            if let Some(breaker) = self.entry.breaker().filter(|_| self.entry.state().n_loads == self.load) {
+                breaker.lost(reason, Instant::now());
+            }
+            // Nobody knows what it has left on the device.
+            let device = self.loaded.embedder().map(Embedder::device).or(self.loaded.reranker().map(Reranker::device));
+            let _ = caught("giving a device up", || device.map(Device::destroy));
+            self.entry.unload();
+            return Err(error);
+        }
         self.n_reloads += 1;
         // By then it is on the CPU, if what loads it asks the breaker.
         let Some(breaker) = self.entry.breaker().filter(|breaker| self.n_reloads <= breaker.options().losses) else {

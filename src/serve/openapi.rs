@@ -50,6 +50,7 @@ pub fn document() -> Json {
         }
         if path == "/health" {
             told["security"] = json!([]);
+            told["responses"]["503"] = json!({"description": "The engine of a model computes nothing."});
         }
         let entry = paths.entry(path).or_insert_with(|| json!({}));
         entry[method] = told;

@@ -25,6 +25,7 @@ use super::errors::ApiError;
 use super::models::Entry;
 use super::telemetry::ServerSpan;
 use super::{chat, completions, embeddings, ollama, openapi, responses};
+use crate::engine::EngineState;
 use crate::recovery::{BreakerStats, Circuit};
 
 /// What measures call a path that nothing answers.
@@ -298,17 +299,28 @@ async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<B
     Ok(Body(entry_told(&entry)))
 }
 
-async fn health(State(app): State<Arc<App>>) -> Body<Json> {
+/// With status 503 while the engine of a model computes nothing: probes look at the status alone.
+async fn health(State(app): State<Arc<App>>) -> (StatusCode, Body<Json>) {
     let entries = &app.models.entries;
     let n_loaded = entries.iter().filter(|entry| entry.loaded().is_some()).count();
     let losses: Vec<BreakerStats> = entries.iter().map(|entry| entry.losses()).collect();
     let n_on_cpu = losses.iter().filter(|stats| stats.circuit == Circuit::Open).count();
     let n_lost: u64 = losses.iter().map(BreakerStats::n_losses).sum();
-    let status = if n_on_cpu > 0 { "degraded" } else { "ok" };
+    let n_down = entries.iter().filter(|entry| entry.engine_state() != EngineState::Running).count();
+    let (code, status) = match (n_down, n_on_cpu) {
+        (1.., _) => (StatusCode::SERVICE_UNAVAILABLE, "down"),
+        (0, 1..) => (StatusCode::OK, "degraded"),
+        (0, 0) => (StatusCode::OK, "ok"),
+    };
     let told = json!({
-        "status": status, "models": entries.len(), "loaded": n_loaded, "fallback": n_on_cpu, "device_lost": n_lost,
+        "status": status,
+        "models": entries.len(),
+        "loaded": n_loaded,
+        "down": n_down,
+        "fallback": n_on_cpu,
+        "device_lost": n_lost,
     });
-    Body(told)
+    (code, Body(told))
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {

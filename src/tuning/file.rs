@@ -71,12 +71,15 @@ fn path(folder: &Path, info: &DeviceInfo) -> PathBuf {
 #[cfg(not(target_arch = "wasm32"))]
 const DIGEST: &str = ",\n  \"digest\": \"";
 
-/// What a tuning is bound to. The fingerprint stands for the shaders, which may change without the version.
+/// What a tuning is bound to. The fingerprint stands for the shaders, which may change without the version, and so may what compiles
+/// them for the driver, with bounds checks or without.
 fn identity(info: &DeviceInfo) -> Map<String, Value> {
     let fields = [
         ("format", json!(2)),
         ("version", json!(env!("CARGO_PKG_VERSION"))),
         ("shaders", json!(shaders::FINGERPRINT)),
+        ("compiler", json!(shaders::COMPILER)),
+        ("checked", json!(crate::gpu::checked())),
         ("adapter", json!(info.name)),
         ("backend", json!(info.backend)),
         ("driver", json!(info.driver)),

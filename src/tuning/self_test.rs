@@ -110,8 +110,7 @@ pub(crate) async fn self_test(device: &Device, recording: &Recording) -> Result<
 async fn test(device: &Device, step: &Step, pipeline: PipelineKey) -> Result<bool, Error> {
     let tested = device.tested();
     let Some(check) = Check::new(device, step)? else {
-        tested.note(format!("`{pipeline}` is used untested"));
-        tested.pass([pipeline]);
+        tested.leave_untested(pipeline);
         return Ok(true);
     };
     let suspects = check.recording.steps.iter().filter(|step| !tested.has_passed(&step.pipeline()));
@@ -896,7 +895,10 @@ fn mixture(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
 
 #[cfg(test)]
 mod tests {
+    use pollster::block_on;
+
     use super::*;
+    use crate::bench::yardsticks::probe_copy;
     use crate::device::DeviceChoice;
     use crate::matrix::Matrix;
 
@@ -928,5 +930,33 @@ mod tests {
             let is_other = others.contains(&kernel.name) || kernel.name.starts_with("probe_");
             assert_eq!(has_check, !is_other, "{}", kernel.name);
         }
+    }
+
+    /// What there is no test for is used, and each process says so: it has not passed.
+    #[test]
+    fn what_is_used_untested_is_told_at_each_start() {
+        let folder = std::env::temp_dir().join(format!("tilewright-untested-{}", std::process::id()));
+        for start in 0..2 {
+            let Ok(device) = block_on(Device::open_in(&DeviceChoice::Gpu, None, Some(&folder))) else {
+                assert!(
+                    std::env::var_os("REQUIRE_ADAPTER").is_none(),
+                    "REQUIRE_ADAPTER is set and there is no adapter"
+                );
+                println!("skipped: no adapter");
+                return;
+            };
+            let x = device.upload("x", &[256], &[1u32; 256]).unwrap();
+            let y = device.upload("y", &[256], &[0u32; 256]).unwrap();
+            let mut rec = device.recorder();
+            probe_copy(&mut rec, &x, &y).unwrap();
+            let recording = rec.finish(&mut Workspace::default());
+            assert!(block_on(self_test(&device, &recording)).unwrap());
+            let notices = device.take_notices();
+            assert!(notices.len() == 1 && notices[0].contains("is used untested"), "start {start}: {notices:?}");
+            assert_eq!(device.n_passed(), 0, "start {start}");
+            // Once in a process.
+            assert!(block_on(self_test(&device, &recording)).unwrap() && device.take_notices().is_empty());
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

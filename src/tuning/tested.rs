@@ -15,6 +15,8 @@ pub(crate) struct Tested(Mutex<Found>);
 pub(crate) struct Found {
     /// Pipelines as their keys are written.
     pub passed: BTreeSet<String>,
+    /// Those that there is no test for. They are used in this process, and not kept as passed for the next.
+    pub untested: BTreeSet<String>,
     /// Labels of variants, and what was found.
     pub banned: BTreeMap<&'static str, String>,
     /// What a user should know of.
@@ -46,8 +48,10 @@ impl Tested {
         own.banned.extend(found.banned);
     }
 
+    /// Whether it may be used as it is.
     pub fn has_passed(&self, pipeline: &PipelineKey) -> bool {
-        self.lock().passed.contains(&pipeline.to_string())
+        let (own, pipeline) = (self.lock(), pipeline.to_string());
+        own.passed.contains(&pipeline) || own.untested.contains(&pipeline)
     }
 
     pub fn is_banned(&self, label: &str) -> bool {
@@ -61,6 +65,12 @@ impl Tested {
 
     pub fn pass(&self, pipelines: impl IntoIterator<Item = PipelineKey>) {
         self.lock().passed.extend(pipelines.into_iter().map(|pipeline| pipeline.to_string()));
+    }
+
+    /// Has a pipeline used that there is no test for.
+    pub fn leave_untested(&self, pipeline: PipelineKey) {
+        self.note(format!("`{pipeline}` is used untested"));
+        self.lock().untested.insert(pipeline.to_string());
     }
 
     pub fn ban(&self, label: &'static str, found: &str) {

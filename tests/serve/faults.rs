@@ -85,6 +85,12 @@ fn streamed(server: &Running, after: impl FnOnce()) -> String {
     parts.map(|part| part["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{part}")).to_owned()).collect()
 }
 
+fn measured(server: &Running, name: &str) -> u64 {
+    let text = String::from_utf8(get(server.address, "/metrics").body).unwrap();
+    let found = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    found.unwrap_or_else(|| panic!("{name} in {text}"))
+}
+
 fn embedded(server: &Running) -> Vec<f64> {
     let answer = done(server.address, "/v1/embeddings", json!({"model": "nomic", "input": "a text"})).json();
     answer["data"][0]["embedding"].as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
@@ -99,13 +105,9 @@ fn a_lost_gpu_is_a_pause_and_one_that_is_lost_again_is_replaced() {
     let server = on_gpu(&gpu);
     let (whole, vector) = (streamed(&server, || ()), embedded(&server));
     let health = || get(server.address, "/health").json();
-    let expected = json!({"status": "ok", "models": 2, "loaded": 2, "fallback": 0, "device_lost": 0});
+    let expected = json!({"status": "ok", "models": 2, "loaded": 2, "down": 0, "fallback": 0, "device_lost": 0});
     assert_eq!(health(), expected);
-    let measure = |name: &str| {
-        let text = String::from_utf8(get(server.address, "/metrics").body).unwrap();
-        let found = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
-        found.unwrap_or_else(|| panic!("{name} in {text}"))
-    };
+    let measure = |name: &str| measured(&server, name);
     assert_eq!(streamed(&server, || gpu.lose()), whole);
     assert_eq!(embedded(&server), vector);
     assert_eq!((health()["status"].clone(), health()["device_lost"].clone()), (json!("ok"), json!(2)));
@@ -118,7 +120,7 @@ fn a_lost_gpu_is_a_pause_and_one_that_is_lost_again_is_replaced() {
     assert_eq!(streamed(&server, || gpu.lose()), whole);
     let product: f64 = embedded(&server).iter().zip(&vector).map(|(a, b)| a * b).sum();
     assert!((product - 1.0).abs() < 1e-5, "{product}");
-    let expected = json!({"status": "degraded", "models": 2, "loaded": 2, "fallback": 2, "device_lost": 4});
+    let expected = json!({"status": "degraded", "models": 2, "loaded": 2, "down": 0, "fallback": 2, "device_lost": 4});
     assert_eq!(health(), expected);
     let n_tokens = measure("tilewright_fallback_tokens_total{model=\"story\"}");
     assert!((1..24).contains(&n_tokens), "{n_tokens}");
@@ -129,4 +131,89 @@ fn a_lost_gpu_is_a_pause_and_one_that_is_lost_again_is_replaced() {
     // There is no GPU any more that could be lost.
     gpu.lose();
     assert_eq!(streamed(&server, || gpu.lose()), whole);
+}
+
+/// A step that panics ends its answer with an error, and not as if it were whole. While the model is loaded again probes see it, and
+/// what waits is answered after that. What panics again and again stops, and everyone is told so.
+#[cfg(feature = "fault-injection")]
+#[test]
+fn a_panic_is_an_error_that_probes_see() {
+    use std::sync::mpsc::channel;
+    use tilewright::{Call, Effect, Faults};
+
+    let faults = Faults::default();
+    let open = |faults: &Faults| pollster::block_on(Device::open_with_faults(&DeviceChoice::Cpu, None, None, faults));
+    // Loading again says that it begins, and waits until it may.
+    let (begins, begun) = channel();
+    let (let_go, may_load) = channel();
+    let (ends, of_spec) = (Mutex::new(Some((begins, may_load))), faults.clone());
+    let story = move || {
+        let (begins, may_load) = ends.lock().unwrap().take().expect("the engine loads it again");
+        let (model, faults) = (Model::builtin(&open(&of_spec)?)?, of_spec.clone());
+        let load = move |device: &Device| {
+            begins.send(()).unwrap();
+            may_load.recv().unwrap();
+            Model::builtin(device)
+        };
+        let options = BreakerOptions { within: Duration::from_secs(1 << 30), ..BreakerOptions::default() };
+        let breaker = Arc::new(Breaker::new(options));
+        let recovery = move || Recovery::new(move || open(&faults), load, |_| ()).with_breaker(breaker);
+        let options = EngineOptions { max_sequences: 1, ..EngineOptions::default() };
+        let engine = Engine::spawn_with(vec![(model, recovery)], &options)?;
+        Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, Some("chatml"))?)))
+    };
+    let server = start(vec![ModelSpec::new("story", 1 << 20, story)], ServerOptions::default());
+    let completion = |stream: bool| {
+        let body = json!({
+            "model": "story", "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "stream": stream,
+            "logit_bias": {"2": -100},
+        });
+        let mut connection = Connection::open(server.address);
+        let json = ("content-type", "application/json");
+        connection.write(&request("POST", "/v1/completions", &[json], body.to_string().as_bytes()));
+        connection
+    };
+    let health = || {
+        let answer = get(server.address, "/health");
+        (answer.status, answer.json()["status"].clone())
+    };
+    let up = || measured(&server, "tilewright_engine_up{model=\"story\"}");
+    assert_eq!((health(), up()), ((200, json!("ok")), 1));
+
+    // In the middle of an answer.
+    faults.next(Call::Submit, 8, Effect::Panic);
+    let mut broken = completion(true);
+    assert_eq!(broken.head().status, 200);
+    let mut text = Vec::new();
+    loop {
+        match broken.chunk() {
+            chunk if chunk.is_empty() => break,
+            chunk => text.extend(chunk),
+        }
+    }
+    let text = String::from_utf8(text).unwrap();
+    let parts: Vec<Json> =
+        text.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok()).collect();
+    assert!(parts.len() > 2 && parts[0]["choices"][0]["text"].is_string(), "{text}");
+    assert_eq!(parts.last().unwrap()["error"]["code"], "panic", "{text}");
+    assert!(parts.iter().all(|part| part["choices"][0]["finish_reason"].is_null()), "{text}");
+    assert!(!text.contains("a test has"), "a panic's own words are nobody's business: {text}");
+    begun.recv().unwrap();
+    assert_eq!((health(), up()), ((503, json!("down")), 0));
+    let mut waits = completion(false);
+    let_go.send(()).unwrap();
+    assert_eq!(waits.answer().status, 200);
+    assert_eq!((health(), up()), ((200, json!("ok")), 1));
+    let measure = |name: &str| measured(&server, &format!("tilewright_engine_{name}_total{{model=\"story\"}}"));
+    assert_eq!((measure("panics"), measure("failed"), measure("finished")), (1, 1, 1));
+
+    // Three times are too often.
+    faults.every(Call::Submit, Effect::Panic);
+    let_go.send(()).unwrap();
+    for (status, code) in [(500, "panic"), (500, "panic"), (503, "stopped"), (503, "stopped")] {
+        let answer = completion(false).answer();
+        assert_eq!((answer.status, &answer.json()["error"]["code"]), (status, &json!(code)));
+    }
+    assert_eq!((health(), up()), ((503, json!("down")), 0));
+    assert_eq!(measure("panics"), 3);
 }

@@ -1,0 +1,41 @@
+//! Panics as errors, where somebody would wait in vain for a thread that is gone.
+
+use std::any::Any;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::task::Poll;
+
+use crate::error::Error;
+
+/// Does some work. What a panic has half changed is the caller's to give up.
+///
+/// # Errors
+/// [`Error::Panic`] if it panics. Never on the web, where a panic ends the module.
+pub(crate) fn caught<T>(context: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        // What `panic!` makes, with arguments and without.
+        let texts = (panic.downcast_ref::<String>().map(String::as_str), panic.downcast_ref::<&str>().copied());
+        let message = texts.0.or(texts.1).unwrap_or("it does not say why").into();
+        let_go(panic);
+        Error::Panic { context: context.into(), message }
+    })
+}
+
+/// As [`caught`], of a future.
+///
+/// # Errors
+/// As [`caught`].
+pub(crate) async fn caught_in<T>(context: &str, work: impl Future<Output = T>) -> Result<T, Error> {
+    let mut work = pin!(work);
+    poll_fn(|cx| match caught(context, || work.as_mut().poll(cx)) {
+        Ok(polled) => polled.map(Ok),
+        Err(panic) => Poll::Ready(Err(panic)),
+    })
+    .await
+}
+
+/// What a panic carries may panic when it is dropped.
+fn let_go(panic: Box<dyn Any + Send>) {
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(panic)));
+}
