@@ -201,11 +201,12 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
     let Common { model, streams, options, constraint, thinking, variables, .. } = common;
     let answers = match raw || !has_template {
         true => {
+            let has_grammar = constraint.is_some();
             let ask = move |decoder: &super::models::Decoder| {
                 let each = vec![GenerateOptions { constraint, ..options }];
                 Ok(vec![Ask { ids: decoder.model().encode(&prompt)?, each, reading: None }])
             };
-            app.answer(lease, &asked.since, ask).await?
+            app.answer(lease, &asked.since, has_grammar, ask).await?
         }
         false => {
             let system = (!system.is_empty()).then(|| Message::new("system", system));
@@ -220,7 +221,7 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
                 constraint,
                 each: vec![options],
             };
-            app.answer(lease, &asked.since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await?
+            app.answer_conversation(lease, &asked.since, conversation).await?
         }
     };
     Told { model, shape: Shape::Generate, since: asked.since.at, load, first: None }.tell(&app, answers, streams).await
@@ -247,7 +248,7 @@ pub async fn chat(State(app): State<Arc<App>>, asked: Asked) -> Result<Response,
     let each = vec![options];
     let conversation =
         Conversation { messages, tools, choice: None, parallel: true, thinking, variables, constraint, each };
-    let answers = app.answer(lease, &asked.since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await?;
+    let answers = app.answer_conversation(lease, &asked.since, conversation).await?;
     Told { model, shape: Shape::Chat, since: asked.since.at, load, first: None }.tell(&app, answers, streams).await
 }
 
