@@ -19,6 +19,8 @@ mod faults;
 mod guard;
 #[path = "serve/program.rs"]
 mod program;
+#[path = "common/scripted.rs"]
+mod scripted;
 #[path = "serve/server.rs"]
 mod server;
 #[path = "serve/streams.rs"]
@@ -26,3 +28,5 @@ mod streams;
 #[cfg(feature = "telemetry")]
 #[path = "serve/telemetry.rs"]
 mod telemetry;
+#[path = "serve/templates.rs"]
+mod templates;
