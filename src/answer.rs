@@ -241,7 +241,13 @@ impl AnswerReader {
         {
             self.by_token = false;
             self.text(begun);
+            self.events.clear();
             self.position = 0;
+            match &mut self.state {
+                State::Header(header) => header.n_given = header.text.len(),
+                State::Call(call) => call.lead.clear(),
+                _ => {}
+            }
         }
         self
     }
@@ -311,7 +317,7 @@ impl AnswerReader {
         match std::mem::replace(&mut self.state, State::Answer) {
             State::Header(header) if !header.is_empty() => {
                 let problem = self.problem("`<|message|>`".into(), "the end of the answer".into(), self.position);
-                self.events.push(Event::NotACall { text: header.text, problem });
+                self.events.push(Event::NotACall { text: header.own().into(), problem });
             }
             State::Thinking | State::ThoughtName(_) => {
                 let problem =
@@ -496,7 +502,7 @@ impl AnswerReader {
                     Channel::Answer => {}
                     Channel::Call(tool) => {
                         self.state = State::Call(Box::new(Call {
-                            lead: header.text + name,
+                            lead: header.own().to_owned() + name,
                             raw: String::new(),
                             scan: Scan::new(self.format),
                             position,
@@ -517,11 +523,11 @@ impl AnswerReader {
                     && !header.is_empty()
                 {
                     let problem = self.problem("`<|message|>`".into(), format!("`{name}`"), position);
-                    self.events.push(Event::NotACall { text: header.text, problem });
+                    self.events.push(Event::NotACall { text: header.own().into(), problem });
                 }
                 self.begin_answer();
                 let text = if mark == Mark::End { String::new() } else { name.into() };
-                self.state = State::Header(Header { text });
+                self.state = State::Header(Header { text, n_given: 0 });
             }
         }
     }
@@ -584,7 +590,9 @@ impl AnswerReader {
                 header.text += text;
                 if !header.is_possible() {
                     // An answer without a header: text, as a reader would want it.
-                    let text = std::mem::take(&mut header.text);
+                    let own = header.own();
+                    let begun = own.strip_prefix("<|start|>");
+                    let text = begun.map_or(own, |rest| rest.strip_prefix("assistant").unwrap_or(rest)).to_owned();
                     self.begin_answer();
                     self.answer(&text);
                 }

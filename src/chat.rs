@@ -7,6 +7,7 @@
 //! bytes. What users wrote is told apart from what the template wrote throughout (`values`): only the template's own
 //! text can become control tokens, whatever a message contains and wherever the template puts it.
 
+mod adapted;
 mod date;
 mod engine;
 mod filters;
@@ -36,6 +37,9 @@ use values::{Budget, Dict, Fault, Seq, Text, Value};
 const ROLES: [&str; 9] =
     ["system", "user", "assistant", "tool", "developer", "function", "model", "ipython", "tool_response"];
 
+/// Names that programs have for a thought's field; templates look for the first, gpt-oss's for the second.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
 /// Templates in use have up to 20 KB.
 const MAX_SOURCE_BYTES: usize = 1 << 18;
 
@@ -46,9 +50,6 @@ const STEPS_PER_MESSAGE: u64 = 10_000;
 /// Bytes of work for a conversation of any length, and more for each byte of it.
 const WORK_BYTES: u64 = 64 << 20;
 const WORK_PER_INPUT_BYTE: u64 = 256;
-
-/// The field at fault where a template itself refuses a conversation.
-const REFUSED: &str = "conversation";
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -142,11 +143,74 @@ pub struct ChatTemplate {
 #[derive(Debug)]
 struct Inner {
     name: &'static str,
-    templates: Vec<(String, Template)>,
+    templates: Vec<Named>,
     special: SpecialTexts,
     /// What the model's publisher uses, where neither caller nor vocabulary says.
     default_special: SpecialTexts,
     stop_texts: &'static [&'static str],
+}
+
+/// One of a model's templates.
+#[derive(Debug)]
+struct Named {
+    name: String,
+    /// In place of one that cannot be read, why.
+    template: Result<Template, Failed>,
+    /// Whether it mentions tools at all.
+    knows_tools: bool,
+    /// Whether it looks at the first call of a message alone.
+    takes_one_call: bool,
+    /// Whether it drops a text that is no list of parts, as those of models do that see pictures.
+    wants_parts: bool,
+}
+
+impl Named {
+    fn read(name: &str, source: &str) -> Named {
+        let template = parse(source);
+        Named {
+            name: name.to_owned(),
+            knows_tools: source.contains("tool"),
+            takes_one_call: source.contains("tool_calls[0]"),
+            wants_parts: source.contains("image") && template.as_ref().is_ok_and(wants_parts),
+            template,
+        }
+    }
+
+    fn template(&self) -> Result<&Template, Error> {
+        self.template.as_ref().map_err(|failed| {
+            let Failed { field, expected, found } = failed.clone();
+            Error::Template { field: format!("`{}`: {field}", self.name), expected, found }
+        })
+    }
+}
+
+/// Whether a question is in the rendered text only if it is a part.
+fn wants_parts(template: &Template) -> bool {
+    /// No template has it.
+    const QUESTION: &str = "question-7c1e";
+    let special = ["bos_token", "eos_token"].map(|name| (name.to_owned(), Json::from(""))).into_iter().collect();
+    let options = ChatOptions { now: Some(0), ..ChatOptions::default() };
+    let keeps = |question: &Message| {
+        let rendered = render_once(template, std::slice::from_ref(question), &options, &special);
+        rendered.ok().map(|text| text.text.contains(QUESTION))
+    };
+    let text = Message::new("user", QUESTION);
+    keeps(&text) == Some(false) && keeps(&adapted::in_parts(&text)) == Some(true)
+}
+
+/// What an [`Error::Template`] says. It can be told more than once.
+#[derive(Clone, Debug)]
+struct Failed {
+    field: String,
+    expected: String,
+    found: String,
+}
+
+impl Failed {
+    fn error(self) -> Error {
+        let Failed { field, expected, found } = self;
+        Error::Template { field, expected, found }
+    }
 }
 
 impl ChatTemplate {
@@ -156,33 +220,37 @@ impl ChatTemplate {
     /// [`Error::Template`] with the line that cannot be read, or for a source of more than 256 KiB.
     pub fn from_source(source: &str, special: SpecialTexts) -> Result<Self, Error> {
         let templates = vec![("default".to_owned(), source.to_owned())];
-        ChatTemplate::from_files(&ChatSource { templates, special_tokens: special })
+        let template = ChatTemplate::from_files(&ChatSource { templates, special_tokens: special });
+        let error = template.unreadable().next();
+        error.map_or(Ok(template), Err)
     }
 
     /// The templates of a model's files.
-    fn from_files(source: &ChatSource) -> Result<Self, Error> {
-        let parse = |(name, source): &(String, String)| Ok((name.clone(), parse(source)?));
-        let templates: Result<Vec<(String, Template)>, Error> = source.templates.iter().map(parse).collect();
+    fn from_files(source: &ChatSource) -> Self {
         let inner = Inner {
             name: "file",
-            templates: templates?,
+            templates: source.templates.iter().map(|(name, source)| Named::read(name, source)).collect(),
             special: source.special_tokens.clone(),
             default_special: SpecialTexts::new(),
             stop_texts: &[],
         };
-        Ok(ChatTemplate { inner: Arc::new(inner) })
+        ChatTemplate { inner: Arc::new(inner) }
     }
 
     /// The template of a model: that of its files, or the known one that its vocabulary was made for. `None` for a base
-    /// model.
-    ///
-    /// # Errors
-    /// As [`ChatTemplate::from_source`].
-    pub fn for_model(source: &ChatSource, tokenizer: &Tokenizer) -> Result<Option<Self>, Error> {
+    /// model. A file's template that cannot be read refuses every conversation;
+    /// [`unreadable`](ChatTemplate::unreadable) tells beforehand.
+    pub fn for_model(source: &ChatSource, tokenizer: &Tokenizer) -> Option<Self> {
         match source.templates.is_empty() {
-            false => ChatTemplate::from_files(source).map(Some),
-            true => Ok(ChatTemplate::detect(|name| tokenizer.special_id(name).is_some())),
+            false => Some(ChatTemplate::from_files(source)),
+            true => ChatTemplate::detect(|name| tokenizer.special_id(name).is_some()),
         }
+    }
+
+    /// What is wrong with those of the templates that cannot be read: [`Error::Template`] with the template's name and the
+    /// line at fault.
+    pub fn unreadable(&self) -> impl Iterator<Item = Error> {
+        self.inner.templates.iter().filter_map(|named| named.template().err())
     }
 
     /// A template that is built in: one of [`ChatTemplate::KNOWN`].
@@ -192,7 +260,7 @@ impl ChatTemplate {
         let inner = Inner {
             name: known.name,
             // Tests render each of them.
-            templates: vec![("default".into(), parse(known.source).ok()?)],
+            templates: vec![Named::read("default", known.source)],
             special: SpecialTexts::new(),
             default_special: special.map(|(name, text)| (name.to_owned(), Json::from(text))).into_iter().collect(),
             stop_texts: known.stop_texts,
@@ -225,7 +293,7 @@ impl ChatTemplate {
     /// # Errors
     /// [`Error::Template`] if the template refuses the conversation, is wrong, or exceeds its budget.
     pub fn render(&self, messages: &[Message], options: &ChatOptions) -> Result<Rendered, Error> {
-        self.render_with(messages, options, &SpecialTexts::new())
+        self.render_with(messages, options, None)
     }
 
     /// The token ids of a conversation, with the tokens that the vocabulary expects in front of a text. Nothing that a
@@ -239,47 +307,38 @@ impl ChatTemplate {
         messages: &[Message],
         options: &ChatOptions,
     ) -> Result<Vec<u32>, Error> {
-        let name = |id: u32| tokenizer.token_bytes(id).ok().and_then(|name| String::from_utf8(name.to_vec()).ok());
-        // The first of them is the vocabulary's own, the others only end an answer as well.
-        let ids = [("bos_token", tokenizer.bos_id()), ("eos_token", tokenizer.eos_ids().first().copied())];
-        let texts = ids.into_iter().filter_map(|(key, id)| Some((key.to_owned(), Json::from(name(id?)?))));
-        encode(tokenizer, &self.render_with(messages, options, &texts.collect())?.text)
+        encode(tokenizer, &self.render_with(messages, options, Some(tokenizer))?.text)
     }
 
     /// Control tokens that end the assistant's turn beyond those of [`Tokenizer::eos_ids`]: those that the template
-    /// itself puts behind an answer.
-    ///
-    /// # Errors
-    /// Those of [`ChatTemplate::encode`], but for a template that refuses the two messages it is tried with: then there
-    /// is nothing to be learnt.
-    pub fn stop_ids(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, Error> {
+    /// itself puts behind an answer. None where the template cannot be rendered with the two messages it is tried with:
+    /// then there is nothing to be learnt, and what is wrong is told when it is used.
+    pub fn stop_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         /// Stands for the answer; no template has it.
         const ANSWER: &str = "answer-7c1e";
         let messages = [Message::new("user", "question"), Message::new("assistant", ANSWER)];
-        let options = ChatOptions { add_generation_prompt: false, ..ChatOptions::default() };
-        let rendered = match self.render(&messages, &options) {
-            Err(Error::Template { field, .. }) if field == REFUSED => return Ok(Vec::new()),
-            rendered => rendered?,
-        };
-        let Some((_, after)) = rendered.text().split_once(ANSWER) else { return Ok(Vec::new()) };
+        // Any time will do: that there is one is what templates ask for.
+        let options = ChatOptions { add_generation_prompt: false, now: Some(0), ..ChatOptions::default() };
+        let Ok(rendered) = self.render_with(&messages, &options, Some(tokenizer)) else { return Vec::new() };
+        let Some((_, after)) = rendered.text().split_once(ANSWER) else { return Vec::new() };
         let longest = tokenizer.special_tokens().filter(|(name, _)| after.trim_start().starts_with(name));
         let longest = longest.max_by_key(|(name, _)| name.len()).map(|(_, id)| id);
         let is_new = |id: &u32| {
             let ends = !tokenizer.eos_ids().contains(id) && tokenizer.message_end_id() != Some(*id);
             tokenizer.is_control(*id) && ends
         };
-        Ok(longest.filter(is_new).into_iter().collect())
+        longest.filter(is_new).into_iter().collect()
     }
 
     /// The one of several templates that is asked for, as Hugging Face chooses.
-    fn choose(&self, options: &ChatOptions) -> Result<&Template, Error> {
-        let named = |wanted: &str| self.inner.templates.iter().find(|(name, _)| name == wanted);
+    fn choose(&self, options: &ChatOptions) -> Result<&Named, Error> {
+        let named = |wanted: &str| self.inner.templates.iter().find(|named| named.name == wanted);
         let found = match &options.template {
             Some(name) => named(name),
             None => options.tools.as_ref().and_then(|_| named("tool_use")).or_else(|| named("default")),
         };
-        found.map(|(_, template)| template).ok_or_else(|| {
-            let names: Vec<&str> = self.inner.templates.iter().map(|(name, _)| name.as_str()).collect();
+        found.ok_or_else(|| {
+            let names: Vec<&str> = self.inner.templates.iter().map(|named| named.name.as_str()).collect();
             Error::Template {
                 field: "name of the template".into(),
                 expected: format!("one that the model has: {}", names.join(", ")),
@@ -288,41 +347,103 @@ impl ChatTemplate {
         })
     }
 
+    /// Renders a conversation. Where the template cannot take it as it is, also with what says the same in another way
+    /// ([`adapted`]); if that does not help either, the error is that of the conversation as it is.
     fn render_with(
         &self,
         messages: &[Message],
         options: &ChatOptions,
-        of_vocab: &SpecialTexts,
+        tokenizer: Option<&Tokenizer>,
     ) -> Result<Rendered, Error> {
-        let template = self.choose(options)?;
-        let mut special = self.inner.default_special.clone();
-        special.extend(of_vocab.clone());
-        special.extend(self.inner.special.clone());
-        let messages = match options.continue_final_message {
+        let named = self.choose(options)?;
+        let mut messages = match options.continue_final_message {
             true => Cow::from(with_tag(messages)?),
             false => Cow::from(messages),
         };
-        let lists = options.tools.iter().chain(&options.documents).flatten().map(json_bytes);
-        let variables = options.variables.iter().map(|(name, value)| name.len() + json_bytes(value));
-        let input_bytes: usize = messages.iter().map(message_bytes).chain(lists).chain(variables).sum();
-        let steps = STEPS.saturating_add(STEPS_PER_MESSAGE.saturating_mul(messages.len() as u64)).min(1 << 30);
-        let bytes = WORK_BYTES.saturating_add(WORK_PER_INPUT_BYTE.saturating_mul(input_bytes as u64));
-        let budget = Budget::new(steps, bytes);
-        let variables = context(&messages, options, &special, &budget).map_err(|fault| Error::Template {
-            field: "messages".into(),
-            expected: "plain values that are not nested deeply".into(),
-            found: match fault {
-                Fault::Wrong(message) => message,
-                _ => "too large".into(),
-            },
-        })?;
-        let text = engine::render(template, variables, options.now, &budget)
-            .map_err(|(fault, line)| failure(fault, line, Some(&budget)))?;
-        match options.continue_final_message {
-            true => without_tag(text).map(|text| Rendered { text }),
-            false => Ok(Rendered { text }),
+        if named.takes_one_call {
+            messages = adapted::one_call_each(&messages).into();
         }
+        if named.wants_parts {
+            messages = messages.iter().map(adapted::in_parts).collect();
+        }
+        let special = self.special(tokenizer);
+        let template = named.template()?;
+        let text = match render_once(template, &messages, options, &special) {
+            Ok(text) if !named.knows_tools && adapted::is_lost(&messages, &text.text) => {
+                let messages = adapted::without_calls(&messages);
+                render_once(template, &messages, options, &special).unwrap_or(text)
+            }
+            Ok(text) => text,
+            Err((error, Told::Elsewise)) => {
+                let (mut plainer, options) = (adapted::plainer(&messages), adapted::options(options));
+                let mut found = render_once(template, &plainer, &options, &special);
+                if found.is_err() && adapted::has_calls(&messages) {
+                    adapted::write_arguments(&mut plainer);
+                    found = render_once(template, &plainer, &options, &special)
+                        .or_else(|_| render_once(template, &adapted::without_calls(&messages), &options, &special));
+                }
+                found.map_err(|_| error)?
+            }
+            Err((error, Told::Never)) => return Err(error),
+        };
+        let text = if options.continue_final_message { without_tag(text)? } else { text };
+        Ok(Rendered { text })
     }
+
+    /// The texts of special tokens. A vocabulary without a token for the beginning or the end of a text has an empty one.
+    fn special(&self, tokenizer: Option<&Tokenizer>) -> SpecialTexts {
+        let mut special = SpecialTexts::new();
+        let ids = tokenizer.map_or([None; 2], |tokenizer| {
+            // The first of them is the vocabulary's own, the others only end an answer as well.
+            [tokenizer.bos_id(), tokenizer.eos_ids().first().copied()]
+        });
+        let names = ["bos_token", "eos_token"];
+        if tokenizer.is_some() {
+            special.extend(names.map(|name| (name.to_owned(), Json::from(""))));
+        }
+        special.extend(self.inner.default_special.clone());
+        for (name, id) in names.into_iter().zip(ids) {
+            let text = id.zip(tokenizer).and_then(|(id, tokenizer)| tokenizer.token_bytes(id).ok());
+            let text = text.and_then(|text| std::str::from_utf8(text).ok());
+            special.extend(text.map(|text| (name.to_owned(), Json::from(text))));
+        }
+        special.extend(self.inner.special.clone());
+        special
+    }
+}
+
+/// Whether a conversation that failed may be told in another way.
+enum Told {
+    Elsewise,
+    /// It took too much.
+    Never,
+}
+
+/// Renders a conversation as it is.
+fn render_once(
+    template: &Template,
+    messages: &[Message],
+    options: &ChatOptions,
+    special: &SpecialTexts,
+) -> Result<Text, (Error, Told)> {
+    let lists = options.tools.iter().chain(&options.documents).flatten().map(json_bytes);
+    let variables = options.variables.iter().map(|(name, value)| name.len() + json_bytes(value));
+    let input_bytes: usize = messages.iter().map(message_bytes).chain(lists).chain(variables).sum();
+    let steps = STEPS.saturating_add(STEPS_PER_MESSAGE.saturating_mul(messages.len() as u64)).min(1 << 30);
+    let bytes = WORK_BYTES.saturating_add(WORK_PER_INPUT_BYTE.saturating_mul(input_bytes as u64));
+    let budget = Budget::new(steps, bytes);
+    let variables = context(messages, options, special, &budget).map_err(|fault| {
+        let found = match fault {
+            Fault::Wrong(message) => message,
+            _ => "too large".into(),
+        };
+        let expected = "plain values that are not nested deeply".into();
+        (Error::Template { field: "messages".into(), expected, found }, Told::Never)
+    })?;
+    engine::render(template, variables, options.now, &budget).map_err(|(fault, line)| {
+        let told = if matches!(fault, Fault::Raised(_) | Fault::Wrong(_)) { Told::Elsewise } else { Told::Never };
+        (failure(fault, line, Some(&budget)).error(), told)
+    })
 }
 
 /// Seconds since 1970 UTC as a date and a time of RFC 3339.
@@ -332,9 +453,9 @@ pub(crate) fn date_time(now: i64) -> String {
 }
 
 /// Reads a source.
-fn parse(source: &str) -> Result<Template, Error> {
+fn parse(source: &str) -> Result<Template, Failed> {
     if source.len() > MAX_SOURCE_BYTES {
-        return Err(Error::Template {
+        return Err(Failed {
             field: "source".into(),
             expected: format!("at most {MAX_SOURCE_BYTES} bytes"),
             found: format!("{} bytes", source.len()),
@@ -344,7 +465,7 @@ fn parse(source: &str) -> Result<Template, Error> {
 }
 
 /// Why a template could not be read, or rendered within a budget.
-fn failure(fault: Fault, line: u32, budget: Option<&Budget>) -> Error {
+fn failure(fault: Fault, line: u32, budget: Option<&Budget>) -> Failed {
     /// A message comes from the file, or repeats a whole text.
     const MAX_CHARS: usize = 300;
     let shortened = |text: String| -> String { text.chars().take(MAX_CHARS).collect() };
@@ -352,7 +473,8 @@ fn failure(fault: Fault, line: u32, budget: Option<&Budget>) -> Error {
     let (field, expected, found) = match fault {
         Fault::Raised(message) => {
             let found = format!("refused: {}", shortened(message));
-            return Error::Template { field: REFUSED.into(), expected: "one that the template accepts".into(), found };
+            let (field, expected) = ("conversation".into(), "one that the template accepts".into());
+            return Failed { field, expected, found };
         }
         Fault::Steps => ("steps", format!("at most {steps}"), "more".into()),
         Fault::Work => ("work", format!("at most {bytes} bytes read and written"), "more".into()),
@@ -362,7 +484,7 @@ fn failure(fault: Fault, line: u32, budget: Option<&Budget>) -> Error {
         }
         Fault::Wrong(message) => ("syntax", "a Jinja template".into(), shortened(message)),
     };
-    Error::Template { field: format!("{field} in line {line}"), expected, found }
+    Failed { field: format!("{field} in line {line}"), expected, found }
 }
 
 /// Marks where the model goes on, as `transformers` does: what a template puts behind it is cut off. The space tells
@@ -414,8 +536,6 @@ fn json_bytes(value: &Json) -> usize {
 
 /// What the template sees of a message. Fields without a value are left out.
 fn message_value(message: &Message, budget: &Budget) -> values::Result<Value> {
-    /// Names that programs have for the same field; templates look for the first, gpt-oss's for the second.
-    const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
     let role = match ROLES.contains(&message.role.as_str()) {
         true => Text::template(&message.role),
         false => Text::user(&message.role),

@@ -23,13 +23,15 @@
 mod formats;
 mod gbnf;
 mod limits;
+mod simplify;
 #[cfg(feature = "answer")]
 mod tools;
 
+use std::collections::HashMap;
 use std::fmt::{self, Debug, Display, Formatter};
 use std::sync::Arc;
 #[cfg(not(target_arch = "wasm32"))]
-use std::sync::mpsc;
+use std::sync::{Condvar, Mutex, PoisonError, mpsc};
 #[cfg(not(target_arch = "wasm32"))]
 use std::thread;
 #[cfg(not(target_arch = "wasm32"))]
@@ -37,7 +39,7 @@ use std::time::Duration;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
-use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
+use llguidance::{JsonCompileOptions, Matcher, ParserFactory, TokenParser};
 use serde_json::{Value, json};
 use toktrie::{INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 
@@ -54,16 +56,24 @@ const STACK_BYTES: usize = 256 << 20;
 /// The limits keep reading a grammar within a fraction of this. What they do not foresee ends here.
 #[cfg(not(target_arch = "wasm32"))]
 const MOST_TIME: Duration = Duration::from_secs(5);
+/// Grammars that are read at a time, those included that took too long and are still read: nothing can end them.
+#[cfg(not(target_arch = "wasm32"))]
+const MOST_READERS: usize = 4;
 /// White space between two parts of a JSON text: a space, or a new line with its indentation. Without a limit, a model may go
 /// on with spaces until the text is as long as it may be.
 const WHITE_SPACE: &str = r"\x20|\n\x20{0,40}|\n\t{0,10}";
+/// Letters behind a backslash in JSON. Not `u`: with it a name could be written in two ways, and come twice.
+const ESCAPES: &str = "nrbtf\\\"";
 
 /// What a generated text must match, from its first character to its last.
 ///
 /// Keywords of JSON Schema that are known and cannot be enforced (`not`, `if`, `uniqueItems`, `contains`, `propertyNames`,
-/// `dependentRequired` and the like) are refused. Unknown ones are ignored, as the specification has it. Of `oneOf`, the
-/// alternatives must plainly exclude each other, and in `const` and `enum` integers beyond 2^53 are refused. `$ref` leads to
-/// places in the same schema, `#/...`. Formats are enforced.
+/// `dependentRequired` and the like) are refused where they say something: `uniqueItems: false` or `not: false` change
+/// nothing. Unknown ones are ignored, as the specification has it. Of `oneOf`, the alternatives must plainly exclude each
+/// other, and in `const` and `enum` integers beyond 2^53 are refused. `minProperties` may ask for one property that `required`
+/// does not name. `$ref` leads to places in the same schema, `#/...`. The formats `date`, `date-time`, `duration`, `email`,
+/// `hostname`, `ipv4`, `ipv6`, `time`, `uri` and `uuid` are enforced, others only describe. A schema of which a text could
+/// begin and not end is refused.
 /// Properties come in the schema's order. What may be of any length (a text without `maxLength`, an object with any further
 /// properties) ends when the model ends it. Details: <https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md>.
 #[derive(Clone, Debug, PartialEq)]
@@ -127,20 +137,27 @@ impl Constraint {
 
     /// The grammar as llguidance takes it.
     fn grammar(&self) -> Result<TopLevelGrammar, Error> {
-        let of_schema = |schema: &Value| {
+        let of_schema = |schema: &Value| -> Result<TopLevelGrammar, limits::Excess> {
             let mut schema = schema.clone();
             if let Some(keywords) = schema.as_object_mut() {
                 // How a schema is read is not for the schema to say.
                 keywords.shift_remove("x-guidance");
+                simplify::simplify(&mut schema)?;
                 formats::tighten(&mut schema);
-                let options = JsonCompileOptions { whitespace_pattern: Some(WHITE_SPACE.into()), ..Default::default() };
+            }
+            if schema.is_object() {
+                let options = JsonCompileOptions {
+                    whitespace_pattern: Some(WHITE_SPACE.into()),
+                    json_allowed_escapes: Some(ESCAPES.into()),
+                    ..Default::default()
+                };
                 options.apply_to(&mut schema);
             }
-            TopLevelGrammar::from_json_schema(schema)
+            Ok(TopLevelGrammar::from_json_schema(schema))
         };
         let checked = match self {
-            Constraint::JsonObject => Ok(of_schema(&json!({"type": "object"}))),
-            Constraint::JsonSchema(schema) => limits::check_schema(schema).map(|()| of_schema(schema)),
+            Constraint::JsonObject => of_schema(&json!({"type": "object"})),
+            Constraint::JsonSchema(schema) => limits::check_schema(schema).and_then(|()| of_schema(schema)),
             Constraint::Regex(pattern) => limits::check_pattern(pattern).map(|()| TopLevelGrammar::from_regex(pattern)),
             Constraint::Lark(text) => limits::check_lark(text).map(|()| TopLevelGrammar::from_lark(text.clone())),
             Constraint::Gbnf(text) => match limits::check_gbnf(text) {
@@ -211,28 +228,41 @@ impl Grammars {
         Ok(Grammars { factory, vocab_size })
     }
 
+    /// Reads a grammar; also why it cannot be used, if so.
+    fn read(&self, grammar: TopLevelGrammar) -> (Matcher, Option<String>) {
+        let mut parser = self.factory.create_parser(grammar);
+        let reason = parser.as_mut().ok().and_then(dead_end);
+        let matcher = Matcher::new(parser);
+        let error = matcher.get_error();
+        (matcher, error.or(reason))
+    }
+
     /// Begins a text that must match `constraint`. `end_ids` are the tokens that may end it where it is complete.
     ///
     /// # Errors
     /// [`Error::Constraint`] naming the kind of constraint, with llguidance's reason, if it is invalid, contradicts itself,
-    /// cannot be enforced or is too large, or if no token can begin a text of it.
+    /// cannot be enforced or is too large, if no token can begin a text of it or one could begin and not end, or if too many
+    /// that are too complex are still being read.
     pub fn begin(self: &Arc<Self>, constraint: &Constraint, end_ids: &[u32]) -> Result<Guide, Error> {
         let (field, grammar) = (constraint.field(), constraint.grammar()?);
         let parts = constraint.parts();
         let this = Arc::clone(self);
         let read = move || {
-            let matcher = Matcher::new(this.factory.create_parser(grammar));
+            let (matcher, reason) = this.read(grammar);
             // What it is that cannot be used.
-            let reason = matcher.get_error().map(|reason| {
+            let reason = reason.map(|reason| {
                 let of_part = |(name, grammar): (String, TopLevelGrammar)| {
-                    let reason = Matcher::new(this.factory.create_parser(grammar)).get_error()?;
-                    Some((format!("{field}: {name}"), reason))
+                    Some((format!("{field}: {name}"), this.read(grammar).1?))
                 };
                 parts.into_iter().find_map(of_part).unwrap_or((field.into(), reason))
             });
             (matcher, reason)
         };
-        let (matcher, reason) = with_stack(field, read)?;
+        #[cfg(not(target_arch = "wasm32"))]
+        let (matcher, reason) = READERS.with_stack(field, read)?;
+        // There are no threads here: where the stack is too small the module ends, and whoever runs it makes another one.
+        #[cfg(target_arch = "wasm32")]
+        let (matcher, reason) = read();
         if let Some((field, reason)) = reason {
             return Err(unusable(&field, "one that can be enforced", reason));
         }
@@ -243,26 +273,135 @@ impl Grammars {
     }
 }
 
-/// Does what recurses, in a thread with a stack that suffices.
-#[cfg(not(target_arch = "wasm32"))]
-fn with_stack<T: Send + 'static>(field: &'static str, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
-    let (sender, receiver) = mpsc::channel();
-    // Nobody waits for it any more if it took too long.
-    let work = move || drop(sender.send(work()));
-    let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(work);
-    thread.map_err(|error| unusable(field, "a thread to read it", error))?;
-    receiver.recv_timeout(MOST_TIME).map_err(|_| Error::Constraint {
-        field: field.into(),
-        expected: format!("one that is read within {MOST_TIME:?}"),
-        found: "too complex".into(),
-    })
+/// Why a grammar is refused of which a text could begin and not end: a part that follows in it matches no text, such as a
+/// pattern of names that are all taken. Every symbol that can be reached has to end in some text.
+fn dead_end(parser: &mut TokenParser) -> Option<String> {
+    let grammar = parser.parser.grammar();
+    // Conditions on parameters decide which rules there are.
+    if grammar.parametric() {
+        return None;
+    }
+    // Of each symbol its rules, by the numbers of their symbols, in the order in which they are found.
+    let mut places: HashMap<usize, usize> = HashMap::from([(grammar.start().as_index(), 0)]);
+    let mut found = vec![grammar.start()];
+    let mut rules: Vec<Vec<Vec<usize>>> = Vec::new();
+    let mut ends: Vec<bool> = Vec::new();
+    let mut lexemes = Vec::new();
+    while let Some(&symbol) = found.get(rules.len()) {
+        let data = grammar.sym_data(symbol);
+        let mut of_symbol = Vec::new();
+        match data.lexeme {
+            Some(lexeme) => {
+                let mut alone = grammar.lexer_spec().alloc_lexeme_set();
+                alone.add(lexeme);
+                lexemes.push((rules.len(), alone));
+            }
+            None => {
+                for &rule in grammar.rules_of(symbol) {
+                    let mut parts = Vec::new();
+                    for &part in grammar.rule_rhs(rule).0 {
+                        let next = found.len();
+                        let place = *places.entry(part.as_index()).or_insert(next);
+                        if place == next {
+                            found.push(part);
+                        }
+                        parts.push(place);
+                    }
+                    of_symbol.push(parts);
+                }
+            }
+        }
+        ends.push(data.is_nullable || data.lexeme.is_none() && data.is_terminal);
+        rules.push(of_symbol);
+    }
+    let names: Vec<String> = found.iter().map(|&symbol| grammar.sym_name(symbol).to_owned()).collect();
+    for (at, alone) in lexemes {
+        let is_dead = parser.parser.with_recognizer(|state| state.lexer_mut().start_state(&alone).is_dead());
+        if let Some(ends) = ends.get_mut(at) {
+            *ends = !is_dead;
+        }
+    }
+    let mut changes = true;
+    while changes {
+        changes = false;
+        // Those that were found last end first.
+        for at in (0..rules.len()).rev() {
+            let ends_by = |rule: &Vec<usize>| rule.iter().all(|&part| ends.get(part) == Some(&true));
+            let ends_now = rules.get(at).is_some_and(|rules| rules.iter().any(ends_by));
+            if let Some(ends) = ends.get_mut(at).filter(|ends| !**ends && ends_now) {
+                *ends = true;
+                changes = true;
+            }
+        }
+    }
+    let at = ends.iter().position(|ends| !ends)?;
+    Some(format!("a text of it may come to a place where nothing matches, at {}", names.get(at)?))
 }
 
-/// Does what recurses. There are no threads here: where the stack is too small the module ends, and whoever runs it makes
-/// another one.
-#[cfg(target_arch = "wasm32")]
-fn with_stack<T>(_: &'static str, work: impl FnOnce() -> T) -> Result<T, Error> {
-    Ok(work())
+/// Those who read grammars.
+#[cfg(not(target_arch = "wasm32"))]
+struct Readers {
+    n: Mutex<usize>,
+    freed: Condvar,
+    most: usize,
+    most_time: Duration,
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+static READERS: Readers = Readers { n: Mutex::new(0), freed: Condvar::new(), most: MOST_READERS, most_time: MOST_TIME };
+
+/// A reader, until it is done.
+#[cfg(not(target_arch = "wasm32"))]
+struct Reader(&'static Readers);
+
+#[cfg(not(target_arch = "wasm32"))]
+impl Drop for Reader {
+    fn drop(&mut self) {
+        *self.0.n.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.freed.notify_one();
+    }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+impl Readers {
+    /// Does what recurses, in a thread with a stack that suffices.
+    fn with_stack<T: Send + 'static>(
+        &'static self,
+        field: &'static str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let reader = self.begin(field)?;
+        let (sender, receiver) = mpsc::channel();
+        let work = move || {
+            let done = work();
+            drop(reader);
+            // Nobody waits for it any more if it took too long.
+            drop(sender.send(done));
+        };
+        let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(work);
+        thread.map_err(|error| unusable(field, "a thread to read it", error))?;
+        receiver.recv_timeout(self.most_time).map_err(|_| Error::Constraint {
+            field: field.into(),
+            expected: format!("one that is read within {:?}", self.most_time),
+            found: "too complex".into(),
+        })
+    }
+
+    /// Waits until one more may be read.
+    fn begin(&'static self, field: &str) -> Result<Reader, Error> {
+        let n = self.n.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.freed.wait_timeout_while(n, self.most_time, |n| *n >= self.most);
+        let (mut n, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return Err(Error::Constraint {
+                field: field.into(),
+                expected: format!("at most {} that are read at a time", self.most),
+                found: format!("as many for {:?}; those that are too complex are read to their end", self.most_time),
+            });
+        }
+        *n += 1;
+        Ok(Reader(self))
+    }
 }
 
 /// Where a text goes after a token.
@@ -406,5 +545,35 @@ impl TokenizerEnv for Vocabulary {
 
     fn tokenize_is_canonical(&self) -> bool {
         self.tokenizer.encode_within("").is_some()
+    }
+}
+
+#[cfg(all(test, not(target_arch = "wasm32")))]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Who takes too long keeps a place until it is done.
+    #[test]
+    fn readers_that_do_not_end_are_counted() {
+        static FEW: Readers =
+            Readers { n: Mutex::new(0), freed: Condvar::new(), most: 2, most_time: Duration::from_millis(20) };
+        let (end, ended) = mpsc::channel::<()>();
+        let ended = Arc::new(Mutex::new(ended));
+        for _ in 0..2 {
+            let ended = ended.clone();
+            let wait = move || drop(ended.lock().map(|ended| ended.recv()));
+            let error = FEW.with_stack("regex", wait).unwrap_err().to_string();
+            assert!(error.contains("too complex"), "{error}");
+        }
+        let error = FEW.with_stack("regex", || ()).unwrap_err().to_string();
+        assert!(error.contains("at most 2 that are read at a time"), "{error}");
+        drop(end);
+        // They end now, in their own time.
+        while *FEW.n.lock().unwrap() > 0 {
+            thread::yield_now();
+        }
+        assert_eq!(FEW.with_stack("regex", || 7).unwrap(), 7);
     }
 }

@@ -121,7 +121,9 @@ impl Server {
         let telemetry = Telemetry;
         let models = Models::new(models, keep, limits.batches, tell.clone())?;
         models.preload()?;
-        let preparing = Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from)));
+        let n_preparing = std::thread::available_parallelism().map_or(2, usize::from).max(2);
+        let preparing = Arc::new(Semaphore::new(n_preparing));
+        let grammars = Arc::new(Semaphore::new(n_preparing / 2));
         let page = page.as_deref().map(Page::open).transpose()?;
         let bodies = Arc::new(Semaphore::new(limits.bodies_bytes.min(Semaphore::MAX_PERMITS)));
         let metrics = Arc::new(Metrics::new(&telemetry));
@@ -134,6 +136,7 @@ impl Server {
             log,
             telemetry: telemetry.clone(),
             preparing,
+            grammars,
             bodies,
         });
         let router = routes::router(app.clone());

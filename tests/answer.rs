@@ -689,11 +689,9 @@ fn harmony(rng: &mut Rng) -> Case {
                     case.text("%oops");
                     case.mark("<|call|>");
                     let whole = case.whole();
-                    // The header includes what begins it.
+                    // The header includes what begins it, but for the prompt's part.
                     let from = if whole[..n_before].ends_with("<|start|>assistant") { n_before - 18 } else { n_before };
-                    let lead = if from == 0 { "<|start|>assistant" } else { "" };
-                    let text = format!("{lead}{}", &whole[from..n_header]);
-                    case.expected.push(Expected::NotACall(text, None));
+                    case.expected.push(Expected::NotACall(whole[from..n_header].into(), None));
                     case.expected.push(Expected::Text("%oops".into()));
                 }
                 2 if rng.one_in(3) => {
@@ -707,8 +705,7 @@ fn harmony(rng: &mut Rng) -> Case {
                     case.cut(n_header + 1 + rng.below(json.len() - 1));
                     let whole = case.whole();
                     let from = if whole[..n_before].ends_with("<|start|>assistant") { n_before - 18 } else { n_before };
-                    let lead = if from == 0 { "<|start|>assistant" } else { "" };
-                    case.expected.push(Expected::NotACall(format!("{lead}{}", &whole[from..]), Some(whole.len())));
+                    case.expected.push(Expected::NotACall(whole[from..].into(), Some(whole.len())));
                 }
                 _ => {
                     let json = written(rng, &json!(call.arguments));

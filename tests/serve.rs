@@ -21,6 +21,8 @@ mod guard;
 mod limits;
 #[path = "serve/program.rs"]
 mod program;
+#[path = "common/scripted.rs"]
+mod scripted;
 #[path = "serve/server.rs"]
 pub mod server;
 #[path = "serve/streams.rs"]
@@ -28,3 +30,5 @@ mod streams;
 #[cfg(feature = "telemetry")]
 #[path = "serve/telemetry.rs"]
 mod telemetry;
+#[path = "serve/templates.rs"]
+mod templates;

@@ -543,7 +543,6 @@ fn tools_that_cannot_be_used_are_refused_with_their_names() {
             vec!["properties.k.maxLength"],
         ),
         (vec![Format::Xml], of(json!({"type": "string", "pattern": "a(b$)"})), vec!["properties.k.pattern"]),
-        (vec![Format::Xml], of(json!({"type": "string", "format": "ipv6"})), vec!["properties.k.format"]),
         (vec![Format::Xml], of(json!({"type": "string", "enum": ["</parameter>"]})), vec!["properties.k.enum"]),
         (vec![Format::Xml], with(json!({"properties": {"a>b": {}}})), vec!["properties.a>b"]),
         (vec![Format::Lfm2], with(json!({"properties": {"a b": {}}})), vec!["properties.a b"]),

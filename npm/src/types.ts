@@ -425,7 +425,7 @@ export interface GenerateOptions {
  * - `text`: nothing.
  * - `json_object`: it is a JSON object of any content.
  * - `json_schema`: it is JSON that is valid by a schema. Keywords that cannot be enforced (`not`, `if`, `uniqueItems`, `contains` and the
- *   like) are the error `constraint`; `$ref` leads to places in the same schema. Properties come in the schema's order.
+ *   like) are the error `constraint` where they say something; formats that are not known only describe; `$ref` leads to places in the same schema. Properties come in the schema's order.
  * - `regex`: a regular expression matches the whole of it; no assertions.
  * - `grammar`: it is a text of a grammar in llguidance's variant of Lark's syntax, whose rule `start` is the whole.
  * - `gbnf`: the same in llama.cpp's syntax, whose rule `root` is the whole.

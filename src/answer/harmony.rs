@@ -13,6 +13,8 @@ const CHANNELS: [&str; 3] = ["analysis", "commentary", "final"];
 #[derive(Debug, Default)]
 pub struct Header {
     pub text: String,
+    /// How many bytes of it the prompt ended with. They are no part of the answer.
+    pub n_given: usize,
 }
 
 /// What the message behind a header is.
@@ -24,6 +26,11 @@ pub enum Channel {
 }
 
 impl Header {
+    /// What the model wrote of it.
+    pub fn own(&self) -> &str {
+        self.text.get(self.n_given..).unwrap_or_default()
+    }
+
     /// Whether nothing but the beginning of a message came.
     pub fn is_empty(&self) -> bool {
         matches!(self.text.trim(), "" | "<|start|>" | "<|start|>assistant" | "assistant")

@@ -167,8 +167,11 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
 fn template(model: &Model, args: &ChatArgs) -> Result<ChatTemplate, Error> {
     let found = match &args.template {
         Some(name) => ChatTemplate::known(name),
-        None => ChatTemplate::for_model(model.chat_source(), model.tokenizer()?)?,
+        None => ChatTemplate::for_model(model.chat_source(), model.tokenizer()?),
     };
+    for error in found.iter().flat_map(ChatTemplate::unreadable) {
+        eprintln!("warning: {}: {error}; --template chooses one that is built in", model.name());
+    }
     found.ok_or_else(|| Error::Template {
         field: "chat template".into(),
         expected: format!(
@@ -288,7 +291,7 @@ impl<'a> Chat<'a> {
         mut options: GenerateOptions,
         interrupt: Interrupt,
     ) -> Result<Self, Error> {
-        options.stop_ids = template.stop_ids(session.model().tokenizer()?)?;
+        options.stop_ids = template.stop_ids(session.model().tokenizer()?);
         options.stop.extend(template.stop_texts().iter().map(|text| text.to_string()));
         Ok(Chat {
             session,
@@ -463,7 +466,7 @@ impl<'a> Chat<'a> {
             answer.end(ended.is_err())?;
         }
         ended?;
-        self.messages.push(into_message(answer, self.format, self.messages.len()));
+        self.messages.push(into_message(answer, self.messages.len()));
         if io::stderr().is_terminal() {
             let note = match reason {
                 Some(StopReason::MaxTokens) => "; as long as --max-tokens allows",
@@ -508,12 +511,9 @@ impl<'a> Chat<'a> {
 }
 
 /// The message that templates look for: the thought is in `reasoning_content`, where each keeps it or leaves it out.
-fn into_message<W>(answer: Answer<W>, format: Format, n_before: usize) -> Message {
+fn into_message<W>(answer: Answer<W>, n_before: usize) -> Message {
     let mut message = Message::new("assistant", answer.text);
-    // gpt-oss's template refuses a message with a text, a thought and a call.
-    let has_both = !answer.calls.is_empty() && message.text().is_some_and(|text| !text.is_empty());
-    let is_refused = format == Format::Harmony && has_both;
-    if !answer.thought.is_empty() && !is_refused {
+    if !answer.thought.is_empty() {
         message.fields.insert("reasoning_content".into(), answer.thought.into());
     }
     if !answer.calls.is_empty() {

@@ -3,6 +3,8 @@
 
 use serde_json::{Value, json};
 
+use super::simplify::each_schema;
+
 /// Of a format, a pattern that its texts match as well.
 fn pattern_of(format: &str) -> Option<&'static str> {
     // The 29th of February in leap years: the fourth ones, and of the hundredth ones the four hundredth ones.
@@ -27,18 +29,15 @@ fn pattern_of(format: &str) -> Option<&'static str> {
 /// Adds to each format of a schema the pattern that its texts match as well. What is data and no schema stays. The schema is
 /// not deep: its depth was checked.
 pub(super) fn tighten(schema: &mut Value) {
-    match schema {
-        Value::Array(schemas) => schemas.iter_mut().for_each(tighten),
-        Value::Object(keywords) => {
-            let is_data = |key: &str| matches!(key, "const" | "default" | "enum" | "examples");
-            keywords.iter_mut().filter(|(key, _)| !is_data(key)).for_each(|(_, value)| tighten(value));
-            let Some(pattern) = keywords.get("format").and_then(Value::as_str).and_then(pattern_of) else { return };
-            if !keywords.contains_key("pattern") {
-                keywords.insert("pattern".into(), pattern.into());
-            } else if let Value::Array(all) = keywords.entry("allOf").or_insert_with(|| json!([])) {
-                all.push(json!({"pattern": pattern}));
-            }
-        }
-        _ => {}
+    let Value::Object(keywords) = schema else { return };
+    let _ = each_schema(keywords, &mut |schema| {
+        tighten(schema);
+        Ok(())
+    });
+    let Some(pattern) = keywords.get("format").and_then(Value::as_str).and_then(pattern_of) else { return };
+    if !keywords.contains_key("pattern") {
+        keywords.insert("pattern".into(), pattern.into());
+    } else if let Value::Array(all) = keywords.entry("allOf").or_insert_with(|| json!([])) {
+        all.push(json!({"pattern": pattern}));
     }
 }

@@ -258,8 +258,10 @@ impl Lark {
         let mut schema = schema.clone();
         if let Some(keywords) = schema.as_object_mut() {
             // Spaces as JSON is written in templates, or none. Without a limit, a model may go on with them.
-            let style =
-                serde_json::json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"});
+            let style = serde_json::json!({
+                "whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?",
+                "json_allowed_escapes": super::ESCAPES,
+            });
             keywords.insert("x-guidance".into(), style);
         }
         let schema = schema.to_string();

@@ -49,6 +49,8 @@ pub struct App {
     pub telemetry: Telemetry,
     /// Threads that parse large bodies and make prompts.
     pub preparing: Arc<Semaphore>,
+    /// Of those threads the ones that may read grammars, which can take seconds: others are left for everybody else.
+    pub grammars: Arc<Semaphore>,
     /// Bytes of bodies, and of what is made of them, that may yet be held.
     pub bodies: Arc<Semaphore>,
 }
@@ -76,11 +78,25 @@ impl App {
     /// Those of [`Models::get`], [`Conversation::prepare`] and [`Answers::begin`].
     pub async fn converse(&self, model: &str, conversation: Conversation, since: &Since) -> Result<Answers, ApiError> {
         let lease = self.models.get(model).await?;
-        self.answer(lease, since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await
+        self.answer_conversation(lease, since, conversation).await
+    }
+
+    /// The same of a model that is there.
+    ///
+    /// # Errors
+    /// Those of [`Conversation::prepare`] and [`Answers::begin`].
+    pub async fn answer_conversation(
+        &self,
+        lease: Lease,
+        since: &Since,
+        conversation: Conversation,
+    ) -> Result<Answers, ApiError> {
+        let has_grammar = conversation.has_grammar();
+        self.answer(lease, since, has_grammar, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await
     }
 
     /// Has a model answer prompts that are made in a thread, unless its queue is full already: where many ask for more than can be
-    /// answered, their prompts would take time from those that are.
+    /// answered, their prompts would take time from those that are. `has_grammar` says whether that reads a grammar.
     ///
     /// # Errors
     /// `busy` if the queue is full; those of the prompts and of [`Answers::begin`].
@@ -88,6 +104,7 @@ impl App {
         &self,
         lease: Lease,
         since: &Since,
+        has_grammar: bool,
         asks: impl FnOnce(&Decoder) -> Result<Vec<Ask>, ApiError> + Send + 'static,
     ) -> Result<Answers, ApiError> {
         let decoder = lease.decoder()?;
@@ -97,8 +114,15 @@ impl App {
             return Err(error);
         }
         let (metrics, since, deadline) = (self.metrics.clone(), since.clone(), since.at + self.limits.answer_time);
-        // In the thread as well, since a constraint may take seconds to prepare.
-        self.prepare(move || Answers::begin(lease, metrics, asks(&decoder)?, &since, deadline)).await
+        let turn = match has_grammar {
+            true => Some(self.grammars.clone().acquire_owned().await),
+            false => None,
+        };
+        let work = move || {
+            let _turn = turn;
+            Answers::begin(lease, metrics, asks(&decoder)?, &since, deadline)
+        };
+        self.prepare(work).await
     }
 
     /// Has an encoder compute, in a thread and in parts, so that little is computed for a client that is gone. What was computed

@@ -98,7 +98,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
             |prompt: Prompt| Ok(Ask { ids: prompt.ids(decoder.model())?, choices: choices.clone(), reading: None });
         prompts.into_iter().map(ask).collect::<Result<Vec<_>, ApiError>>()
     };
-    let answers = app.answer(lease, &asked.since, asks).await?;
+    let answers = app.answer(lease, &asked.since, false, asks).await?;
     // What each answer begins with.
     let begins = match echoed {
         Some(prompts) => prompts.iter().map(|prompt| prompt.text(decoder.model())).collect::<Result<Vec<_>, _>>()?,

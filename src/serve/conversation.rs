@@ -42,6 +42,11 @@ pub struct Conversation {
 }
 
 impl Conversation {
+    /// Whether answers are bound to a grammar, which has to be read.
+    pub fn has_grammar(&self) -> bool {
+        self.constraint.is_some() || !self.tools.is_empty()
+    }
+
     /// The prompt, and what its answers are bound to. This takes time by the length of the conversation.
     ///
     /// # Errors
@@ -149,7 +154,7 @@ pub fn message_of(message: &Json, param: &str) -> Result<Message, ApiError> {
     };
     let content = match fields.get("content") {
         Some(Json::String(text)) => text.clone(),
-        None if calls.is_some() => String::new(),
+        None if calls.is_some() || fields.get("reasoning_content").is_some() => String::new(),
         Some(Json::Array(parts)) => joined(parts, &fields.name("content"), &["text"])?,
         _ => return Err(fields.wrong("content", "a text or a list of texts")),
     };
@@ -195,11 +200,11 @@ fn call_of(call: &Json, param: &str) -> Result<Json, ApiError> {
     Ok(json!({"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}))
 }
 
-/// Arguments of a call: JSON as a text, in which nothing is no arguments.
+/// Arguments of a call: JSON as a text. An empty one has none, as many clients write it.
 pub fn arguments_of(given: Option<&Json>, param: &str) -> Result<Json, ApiError> {
-    let parsed = given.and_then(Json::as_str).and_then(|text| match text.trim().is_empty() {
-        true => Some(json!({})),
-        false => serde_json::from_str(text).ok(),
+    let parsed = given.and_then(Json::as_str).and_then(|text| match text.trim() {
+        "" => Some(json!({})),
+        text => serde_json::from_str(text).ok(),
     });
     parsed.ok_or_else(|| ApiError::invalid(param, given, "JSON"))
 }

@@ -37,10 +37,11 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Begins an engine for a model. `template` is the name of one that is built in, for a model without.
+    /// Begins an engine for a model. `template` is the name of one that is built in, for a model without. One of the
+    /// model's own that cannot be read refuses conversations; texts are continued all the same.
     ///
     /// # Errors
-    /// Those of [`Engine::spawn`] and of the template.
+    /// Those of [`Engine::spawn`], and a model without a tokenizer.
     pub fn new(model: &Model, options: &EngineOptions, template: Option<&str>) -> Result<Decoder, Error> {
         Decoder::of(Engine::spawn(model, options)?, template)
     }
@@ -48,18 +49,15 @@ impl Decoder {
     /// The same with an engine that was begun, such as by [`Engine::spawn_with`].
     ///
     /// # Errors
-    /// Those of the template.
+    /// A model without a tokenizer.
     pub fn of(engine: Engine, template: Option<&str>) -> Result<Decoder, Error> {
         let model = engine.model();
         let tokenizer = model.tokenizer()?;
-        let own = ChatTemplate::for_model(model.chat_source(), tokenizer)?;
+        let own = ChatTemplate::for_model(model.chat_source(), tokenizer);
         let template = own.or_else(|| ChatTemplate::known(template?));
         let templates: String = model.chat_source().templates.iter().map(|(_, source)| source.as_str()).collect();
         let format = Format::detect(&templates, |name| tokenizer.special_id(name).is_some());
-        let stop_ids = match &template {
-            Some(template) => template.stop_ids(tokenizer)?,
-            None => Vec::new(),
-        };
+        let stop_ids = template.as_ref().map(|template| template.stop_ids(tokenizer)).unwrap_or_default();
         Ok(Decoder { engine, template, format, stop_ids })
     }
 
@@ -423,6 +421,14 @@ impl Drop for Lease {
     }
 }
 
+/// Tells of chat templates that cannot be read: the model is there, and refuses conversations by them.
+fn tell_of_templates(name: &str, loaded: &Loaded, tell: &Tell) {
+    if let Loaded::Decoder(decoder) = loaded {
+        let unreadable = decoder.template.iter().flat_map(ChatTemplate::unreadable);
+        unreadable.for_each(|error| tell(&format!("{name}: conversations are refused: {error}")));
+    }
+}
+
 /// All models of a server.
 pub struct Models {
     pub entries: Vec<Arc<Entry>>,
@@ -462,7 +468,7 @@ impl Models {
     pub fn preload(&self) -> Result<(), Error> {
         let n = if self.keep.lazy { 0 } else { self.keep.max_loaded.unwrap_or(self.entries.len()) };
         for entry in self.entries.iter().take(n) {
-            entry.load()?;
+            tell_of_templates(entry.name(), &entry.load()?, &self.tell);
         }
         Ok(())
     }
@@ -505,11 +511,13 @@ impl Models {
             }
             None => None,
         };
-        let of_thread = entry.clone();
+        let (of_thread, tell) = (entry.clone(), self.tell.clone());
         // Also where the client is gone by then: the next one is not to load it a second time.
         let load = move || {
             let _held = (loading, room);
-            of_thread.load()
+            let loaded = of_thread.load()?;
+            tell_of_templates(of_thread.name(), &loaded, &tell);
+            Ok(loaded)
         };
         let loaded = tokio::task::spawn_blocking(load).await;
         let loaded = loaded

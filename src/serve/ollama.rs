@@ -210,11 +210,12 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
     let Common { model, streams, options, constraint, thinking, variables, .. } = common;
     let answers = match is_raw || !has_template {
         true => {
+            let has_grammar = constraint.is_some();
             let ask = move |decoder: &super::models::Decoder| {
                 let choices = choices_of(GenerateOptions { constraint, ..options });
                 Ok(vec![Ask { ids: raw(decoder.model(), &prompt)?, choices: Arc::new(choices), reading: None }])
             };
-            app.answer(lease, &asked.since, ask).await?
+            app.answer(lease, &asked.since, has_grammar, ask).await?
         }
         false => {
             let system = (!system.is_empty()).then(|| Message::new("system", system));
@@ -229,7 +230,7 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
                 constraint,
                 choices: choices_of(options),
             };
-            app.answer(lease, &asked.since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await?
+            app.answer_conversation(lease, &asked.since, conversation).await?
         }
     };
     Told { model, shape: Shape::Generate, since: asked.since.at, load, first: None }.tell(&app, answers, streams).await
@@ -254,7 +255,7 @@ pub async fn chat(State(app): State<Arc<App>>, asked: Asked) -> Result<Response,
     let choices = choices_of(options);
     let conversation =
         Conversation { messages, tools, choice: None, parallel: true, thinking, variables, constraint, choices };
-    let answers = app.answer(lease, &asked.since, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await?;
+    let answers = app.answer_conversation(lease, &asked.since, conversation).await?;
     let told = Told { model, shape: Shape::Chat, since: asked.since.at, load, first: None };
     Ok(with_notices(told.tell(&app, answers, streams).await?, &notices))
 }

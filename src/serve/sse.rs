@@ -46,11 +46,11 @@ impl Style {
         .into()
     }
 
-    /// What is sent where the status was sent already: an error is a part, and the last one.
+    /// What is sent where the status was sent already: an error is a part, and the last one before the end.
     fn failure(self, error: &ApiError) -> Bytes {
         let body = error.body();
         match self {
-            Style::Data => self.part(&body),
+            Style::Data => [self.part(&body), self.end().unwrap_or_default()].concat().into(),
             Style::Named => {
                 let told = |field: &str| body.pointer(&format!("/error/{field}")).cloned().unwrap_or_default();
                 let (code, message, param) = (told("code"), told("message"), told("param"));
@@ -185,5 +185,21 @@ impl hyper::body::Body for Events {
             (Poll::Ready(_), Some(sign)) => frame(sign),
             _ => Poll::Pending,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients wait for it, whatever came before.
+    #[test]
+    fn an_error_is_followed_by_the_end_of_the_stream() {
+        let error = ApiError::no_model("x");
+        let text = |style: Style| String::from_utf8(style.failure(&error).to_vec()).unwrap();
+        let told = text(Style::Data);
+        assert!(told.starts_with("data: {\"error\"") && told.ends_with("}}\n\ndata: [DONE]\n\n"), "{told}");
+        assert!(text(Style::Named).starts_with("event: error\n"));
+        assert_eq!(text(Style::Lines).matches('\n').count(), 1);
     }
 }

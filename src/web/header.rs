@@ -207,6 +207,6 @@ impl Header {
 
 /// Whether there is a template, in the files or known by its tokens.
 fn has_template(header: &ModelHeader) -> bool {
-    let known = || ChatTemplate::for_model(&header.chat, header.tokenizer.as_ref().ok()?).ok()?;
+    let known = || ChatTemplate::for_model(&header.chat, header.tokenizer.as_ref().ok()?);
     !header.chat.templates.is_empty() || known().is_some()
 }

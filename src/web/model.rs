@@ -23,8 +23,8 @@ use crate::load::AdapterFile;
 #[wasm_bindgen]
 pub struct Model {
     model: crate::Model,
-    /// How it is talked to; `None` for one that only continues texts, an error where the file's template is broken.
-    template: Result<Option<ChatTemplate>, Error>,
+    /// How it is talked to; `None` for one that only continues texts.
+    template: Option<ChatTemplate>,
 }
 
 #[wasm_bindgen]
@@ -62,8 +62,9 @@ impl Model {
             kv_type: self.model.kv_type().name(),
             weight_types: self.model.block_types().iter().map(ToString::to_string).collect(),
             chat_template: match &self.template {
-                Ok(template) => template.as_ref().map_or("none", ChatTemplate::name),
-                Err(_) => "broken",
+                None => "none",
+                Some(template) if template.unreadable().next().is_some() => "broken",
+                Some(template) => template.name(),
             },
         })
     }
@@ -104,7 +105,7 @@ impl Model {
             texts: &'a [&'a str],
         }
         let template = self.template().map_err(to_js_error)?;
-        let ids = self.model.tokenizer().and_then(|tokenizer| template.stop_ids(tokenizer)).map_err(to_js_error)?;
+        let ids = template.stop_ids(self.model.tokenizer().map_err(to_js_error)?);
         to_js(&Stops { ids, texts: template.stop_texts() })
     }
 
@@ -187,10 +188,8 @@ impl Model {
 
 impl Model {
     pub(super) fn new(model: crate::Model) -> Model {
-        let template = match model.tokenizer() {
-            Ok(tokenizer) => ChatTemplate::for_model(model.chat_source(), tokenizer),
-            Err(_) => Ok(None),
-        };
+        let tokenizer = model.tokenizer().ok();
+        let template = tokenizer.and_then(|tokenizer| ChatTemplate::for_model(model.chat_source(), tokenizer));
         Model { model, template }
     }
 
@@ -199,16 +198,11 @@ impl Model {
     }
 
     fn template(&self) -> Result<&ChatTemplate, Error> {
-        let error = |expected: &str, found: String| Error::Template {
+        self.template.as_ref().ok_or_else(|| Error::Template {
             field: "chat template".into(),
-            expected: expected.into(),
-            found,
-        };
-        match &self.template {
-            Ok(Some(template)) => Ok(template),
-            Ok(None) => Err(error("one in the model's file", "missing: this model continues texts".into())),
-            Err(broken) => Err(error("one that can be used", format!("broken: {broken}"))),
-        }
+            expected: "one in the model's file".into(),
+            found: "missing: this model continues texts".into(),
+        })
     }
 }
 

@@ -54,7 +54,6 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
         schema(json!({"type": "strung"}), "strung"),
         schema(json!({"type": "string", "pattern": "("}), "unclosed group"),
         schema(json!({"type": "string", "pattern": "(?=a)b"}), "look-around"),
-        schema(json!({"type": "string", "format": "zip"}), "zip"),
         schema(json!({"$ref": "#/$defs/x"}), "$defs"),
         schema(json!({"$ref": "https://example.com/x"}), "example.com"),
         // Keywords that cannot be enforced.

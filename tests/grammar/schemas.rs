@@ -175,3 +175,131 @@ pub fn tools() -> Vec<Value> {
             "properties": {"a": {}, "b": {}}, "additionalProperties": false}),
     ]
 }
+
+/// Any keywords together, those included that say nothing, contradict each other or cannot be enforced.
+pub fn mixed(seed: u64) -> Value {
+    let mut rng = Rng::new(seed ^ 0xA5A5);
+    mix(&mut rng, 2)
+}
+
+fn mix(rng: &mut Rng, depth: usize) -> Value {
+    const SHORT: [&str; 4] = ["a", "b", "ab", "s"];
+    const NAMED: [&str; 6] = ["^s$", "^[ab]$", "^(a|b)$", "^a", "b$", "^x[0-9]$"];
+    let sub = |rng: &mut Rng| match (depth, rng.below(6)) {
+        (0, 0) | (_, 1) => json!(rng.below(4) > 0),
+        (0, _) | (_, 2) => leaf(rng),
+        _ => mix(rng, depth - 1),
+    };
+    let mut schema = Map::new();
+    for _ in 0..1 + rng.below(5) {
+        let small = rng.below(4);
+        let (key, value) = match rng.below(36) {
+            0..=2 => ("type", json!(["object", "array", "string", "integer", "number", "boolean"][rng.below(6)])),
+            3 => ("type", json!([["object", "null"], ["string", "array"], ["integer", "string"]][rng.below(3)])),
+            4..=6 => {
+                let names = some(rng, &SHORT);
+                let members = names.iter().map(|name| (name.as_str().unwrap().to_owned(), sub(rng)));
+                ("properties", Value::Object(members.collect()))
+            }
+            7 => (
+                "required",
+                some(rng, &SHORT).into_iter().fold(json!([]), |mut all, name| {
+                    let list = all.as_array_mut().unwrap();
+                    if !list.contains(&name) {
+                        list.push(name);
+                    }
+                    all
+                }),
+            ),
+            8 | 9 => ("additionalProperties", sub(rng)),
+            10 | 11 => ("patternProperties", json!({NAMED[rng.below(NAMED.len())]: sub(rng)})),
+            12 => ("minProperties", json!(small)),
+            13 => ("maxProperties", json!(small)),
+            14 => (
+                "propertyNames",
+                [
+                    json!({"type": "string"}),
+                    json!({}),
+                    json!({"pattern": "^[ab]$"}),
+                    json!({"enum": ["a", "s"]}),
+                    json!({"maxLength": 2}),
+                ][rng.below(5)]
+                .clone(),
+            ),
+            15 => ("unevaluatedProperties", sub(rng)),
+            16 => ("items", sub(rng)),
+            17 => ("prefixItems", json!([sub(rng)])),
+            18 => ("minItems", json!(small)),
+            19 => ("maxItems", json!(small)),
+            20 => ("uniqueItems", json!(rng.below(3) == 0)),
+            21 => ("contains", sub(rng)),
+            22 => ("minContains", json!(small)),
+            23 => ("unevaluatedItems", sub(rng)),
+            24 => ("not", [json!(false), json!({}), json!({"not": {}}), json!({"type": "null"})][rng.below(4)].clone()),
+            25 => ("if", sub(rng)),
+            26 => (["then", "else"][rng.below(2)], sub(rng)),
+            27 => ("dependentRequired", [json!({}), json!({"a": []}), json!({"a": ["b"]})][rng.below(3)].clone()),
+            28 => (["allOf", "anyOf"][rng.below(2)], json!([sub(rng), sub(rng)])),
+            29 => ("oneOf", json!([sub(rng), false])),
+            30 => ("format", json!(["int64", "date", "uuid", "password", "ipv6", "regex"][rng.below(6)])),
+            31 => ("pattern", json!(["^a$", "^[a-c]{2,3}$", "b"][rng.below(3)])),
+            32 => ("minLength", json!(small)),
+            33 => ("maxLength", json!(small as f64)),
+            34 => ("enum", json!([1, "a", "ab", {"a": 1}, [1], null])),
+            _ => {
+                let (key, value) = [
+                    ("minimum", json!(2)),
+                    ("maximum", json!(9.5)),
+                    ("multipleOf", json!(5)),
+                    ("exclusiveMinimum", json!(0)),
+                ][rng.below(4)]
+                .clone();
+                (key, value)
+            }
+        };
+        schema.insert(key.into(), value);
+    }
+    schema.into()
+}
+
+/// A schema whose texts are short.
+fn leaf(rng: &mut Rng) -> Value {
+    [
+        json!({"type": "integer", "minimum": 0, "maximum": 9}),
+        json!({"const": "x"}),
+        json!({"type": "string", "maxLength": 3}),
+        json!({"type": "boolean"}),
+        json!({"type": "integer", "minimum": 1, "maximum": 4, "multipleOf": 5}),
+    ][rng.below(5)]
+    .clone()
+}
+
+/// Schemas with words that say nothing.
+pub fn neutral() -> Vec<Value> {
+    let digit = json!({"type": "integer", "minimum": 0, "maximum": 9});
+    let object = |more: Value| {
+        let mut schema =
+            json!({"type": "object", "properties": {"s": digit}, "required": ["s"], "additionalProperties": false});
+        schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        schema
+    };
+    vec![
+        object(json!({"properties": {"s": {"type": "string", "format": "int64", "maxLength": 4}}})),
+        object(json!({"properties": {"s": {"type": "integer", "format": "int32", "minimum": 0, "maximum": 99}}})),
+        object(
+            json!({"propertyNames": {"type": "string"}, "unevaluatedProperties": true, "minProperties": 0, "maxProperties": 4}),
+        ),
+        object(json!({"propertyNames": {}, "dependentRequired": {}, "dependentSchemas": {"s": true}, "not": false})),
+        object(json!({"patternProperties": {"^s$": {"type": "integer"}}})),
+        object(json!({"patternProperties": {"^(s|t)$": digit}, "minProperties": 1.0})),
+        object(json!({"if": {"required": ["s"]}, "else": true, "then": {}, "not": {"not": true}})),
+        object(json!({"$dynamicAnchor": "node", "uniqueItems": true, "minContains": 3, "then": false})),
+        json!({"type": "array", "items": {"const": 1}, "uniqueItems": false, "maxItems": 2}),
+        json!({"type": "array", "items": digit, "contains": {}, "minContains": 1, "maxItems": 2, "unevaluatedItems": false}),
+        json!({"type": "array", "prefixItems": [digit], "unevaluatedItems": false, "contains": digit, "minContains": 0}),
+        json!({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": digit}),
+        json!({"type": "object", "propertyNames": {"pattern": "^[ab]$"}, "additionalProperties": digit, "maxProperties": 2}),
+        json!({"type": "object", "properties": {"s": digit}, "unevaluatedProperties": false, "maxProperties": 1}),
+        json!({"type": "string", "maxLength": 3.0, "uniqueItems": true, "propertyNames": false, "dependentRequired": {"a": ["b"]}}),
+    ]
+}

@@ -21,7 +21,10 @@ impl Program {
         let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
-        stderr.read_line(&mut line).unwrap();
+        while stderr.read_line(&mut line).unwrap() > 0 && !line.starts_with("serving ") {
+            eprint!("{line}");
+            line.clear();
+        }
         let address = line.trim().rsplit_once("http://").filter(|_| line.starts_with("serving "));
         let address = address.unwrap_or_else(|| panic!("{line}")).1.parse().unwrap();
         Program { address, child, stderr }

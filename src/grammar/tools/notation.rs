@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{Lark, Tool, either, escaped, quoted, refused};
 use crate::answer::GEMMA_QUOTE;
 use crate::error::Error;
-use crate::grammar::formats;
+use crate::grammar::{formats, simplify};
 
 /// Keywords that only describe.
 const NOTES: [&str; 14] = [
@@ -70,6 +70,8 @@ pub fn parameters(tool: &str, given: Option<&Value>) -> Result<Value, Error> {
         Some(Value::String(kind)) if kind == "object" => {}
         Some(other) => return Err(refused(format!("{}.type", of()), "object", other)),
     }
+    simplify::simplify(&mut schema)
+        .map_err(|excess| refused(format!("{}.{}", of(), excess.of), excess.expected, excess.found))?;
     let joins = joins(&schema);
     narrow(&mut schema, !joins);
     formats::tighten(&mut schema);
@@ -423,9 +425,6 @@ fn tagged_text(keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Resu
     if let Some(format) = keywords.get("format").and_then(Value::as_str) {
         match form_of(format) {
             Some(pattern) => text += &format!(" & /{}/", pattern.replace('/', "\\/")),
-            None if UNKNOWN_FORMS.contains(&format) => {
-                return Err(refused(format!("{of}.format"), "one that a text between tags can have", format));
-            }
             None => {}
         }
     }
@@ -433,10 +432,7 @@ fn tagged_text(keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Resu
     Ok(lark.lazy(&format!("{text} {}", quoted(end))))
 }
 
-/// Formats of JSON Schema that are not enforced here.
-const UNKNOWN_FORMS: [&str; 4] = ["duration", "idn-email", "idn-hostname", "ipv6"];
-
-/// The texts of a format. `tighten` has said which days there are.
+/// The texts of a format; `None` for one that only describes. `tighten` has said which days there are.
 fn form_of(format: &str) -> Option<&'static str> {
     macro_rules! date {
         () => {
@@ -448,7 +444,49 @@ fn form_of(format: &str) -> Option<&'static str> {
             r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
         };
     }
+    /// Hours, minutes and seconds, none of those between two left out.
+    macro_rules! time_span {
+        () => {
+            "T(?:[0-9]{1,6}H(?:[0-9]{1,6}M(?:[0-9]{1,6}S)?)?|[0-9]{1,6}M(?:[0-9]{1,6}S)?|[0-9]{1,6}S)"
+        };
+    }
+    macro_rules! hex {
+        () => {
+            "[0-9a-fA-F]{1,4}"
+        };
+    }
+    /// An address with so many groups in front of `::`, and at most so many behind the first that follows it.
+    macro_rules! cut {
+        ($before:literal, $after:literal) => {
+            concat!("(?:", hex!(), ":){", $before, "}:(?:", hex!(), "(?::", hex!(), "){0,", $after, "})?|")
+        };
+    }
     Some(match format {
+        "duration" => concat!(
+            "P(?:(?:[0-9]{1,6}Y(?:[0-9]{1,6}M(?:[0-9]{1,6}D)?)?|[0-9]{1,6}M(?:[0-9]{1,6}D)?|[0-9]{1,6}D)(?:",
+            time_span!(),
+            ")?|",
+            time_span!(),
+            "|[0-9]{1,6}W)"
+        ),
+        "ipv6" => concat!(
+            "(?:",
+            hex!(),
+            ":){7}",
+            hex!(),
+            "|",
+            cut!(1, 5),
+            cut!(2, 4),
+            cut!(3, 3),
+            cut!(4, 2),
+            cut!(5, 1),
+            cut!(6, 0),
+            "::(?:",
+            hex!(),
+            "(?::",
+            hex!(),
+            "){0,6})?"
+        ),
         "date" => date!(),
         "time" => time!(),
         "date-time" => concat!(date!(), "[tT]", time!()),

@@ -1,0 +1,159 @@
+//! What a template is told in place of what it cannot take.
+//!
+//! Templates of models differ in what they know of a conversation: some know no tools, some take one call a message, some
+//! refuse a text beside a thought, or want arguments as text. An answer that has all of that comes back in the next
+//! request, so it is told here in a way that the template knows.
+
+use std::iter;
+
+use serde_json::{Value as Json, json};
+
+use super::{ChatOptions, Message, REASONING, date};
+
+/// A message whose text is a list of parts.
+pub fn in_parts(message: &Message) -> Message {
+    let mut told = message.clone();
+    if let Json::String(text) = &message.content {
+        told.content = json!([{"type": "text", "text": text}]);
+    }
+    told
+}
+
+/// Whether a message has calls of tools, or gives what one gave.
+pub fn has_calls(messages: &[Message]) -> bool {
+    messages.iter().any(|message| message.role == "tool" || !calls_of(message).is_empty())
+}
+
+/// Whether a template that knows no tools left out what one gave, though not what users said.
+pub fn is_lost(messages: &[Message], rendered: &str) -> bool {
+    let has_all = |role: &str| {
+        let mut of_role = messages.iter().filter(|message| message.role == role).filter_map(Message::text);
+        of_role.all(|text| rendered.contains(text.trim()))
+    };
+    has_all("user") && !has_all("tool")
+}
+
+fn calls_of(message: &Message) -> &[Json] {
+    message.fields.get("tool_calls").and_then(Json::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// The same for a template that knows no tools: calls are texts of the assistant, and what they gave comes from the user, as
+/// such templates want it in turns.
+pub fn without_calls(messages: &[Message]) -> Vec<Message> {
+    let mut told: Vec<Message> = Vec::new();
+    let mut answers_calls = false;
+    for message in messages {
+        let mut message = message.clone();
+        let calls: Vec<Json> = calls_of(&message)
+            .iter()
+            .map(|call| {
+                let function = call.get("function").unwrap_or(call);
+                json!({"name": function.get("name"), "arguments": function.get("arguments")})
+            })
+            .collect();
+        message.fields.shift_remove("tool_calls");
+        if !calls.is_empty() {
+            let calls = match &calls[..] {
+                [call] => call.to_string(),
+                calls => Json::from(calls).to_string(),
+            };
+            let text = message.text().filter(|text| !text.is_empty());
+            message.content = text.map_or(calls.clone(), |text| format!("{text}\n{calls}")).into();
+        }
+        let is_result = message.role == "tool";
+        if is_result {
+            message.role = "user".into();
+            // Several are one turn.
+            if let Some(last) = told.last_mut().filter(|_| answers_calls)
+                && let (Some(before), Some(text)) = (last.text(), message.text())
+            {
+                last.content = format!("{before}\n{text}").into();
+                continue;
+            }
+        }
+        answers_calls = is_result;
+        told.push(message);
+    }
+    told
+}
+
+/// The same with one call a message, each with what it gave behind it.
+pub fn one_call_each(messages: &[Message]) -> Vec<Message> {
+    let mut told = Vec::new();
+    let mut rest = messages.iter().peekable();
+    while let Some(message) = rest.next() {
+        let calls = calls_of(message);
+        if calls.len() < 2 {
+            told.push(message.clone());
+            continue;
+        }
+        let mut results: Vec<&Message> = iter::from_fn(|| rest.next_if(|message| message.role == "tool")).collect();
+        for (at, call) in calls.iter().enumerate() {
+            let mut one = if at == 0 { message.clone() } else { Message::new("assistant", "") };
+            one.fields.insert("tool_calls".into(), json!([call]));
+            told.push(one);
+            let id = call.get("id").and_then(Json::as_str);
+            // Without names, they are in the order of the calls.
+            let is_own = |result: &&Message| match result.fields.get("tool_call_id").and_then(Json::as_str) {
+                Some(of) => id == Some(of),
+                None => true,
+            };
+            if let Some(own) = results.iter().position(is_own) {
+                told.push(results.remove(own).clone());
+            }
+        }
+        told.extend(results.into_iter().cloned());
+    }
+    told
+}
+
+/// The same for a template that takes one call a message, and no text between a thought and a call: that is a part of the
+/// thought then, as gpt-oss's template has such texts.
+pub fn plainer(messages: &[Message]) -> Vec<Message> {
+    let mut told = one_call_each(messages);
+    for message in told.iter_mut().filter(|message| !calls_of(message).is_empty()) {
+        let thought = REASONING.iter().find_map(|name| message.fields.get(*name)?.as_str());
+        let text = message.text().filter(|text| !text.is_empty());
+        if let (Some(thought), Some(text)) = (thought.filter(|thought| !thought.is_empty()), text) {
+            let joined = format!("{thought}\n\n{text}");
+            for name in REASONING {
+                message.fields.shift_remove(name);
+            }
+            message.fields.insert("reasoning_content".into(), joined.into());
+            message.content = "".into();
+        }
+    }
+    told
+}
+
+/// Arguments of calls as texts of JSON, for a template that puts them into its own text.
+pub fn write_arguments(messages: &mut [Message]) {
+    let calls = |message: &mut Message| -> Vec<Json> {
+        match message.fields.get_mut("tool_calls").map(Json::take) {
+            Some(Json::Array(calls)) => calls,
+            _ => Vec::new(),
+        }
+    };
+    for message in messages.iter_mut().filter(|message| !calls_of(message).is_empty()) {
+        let mut calls = calls(message);
+        for call in &mut calls {
+            if let Some(arguments) = call.pointer_mut("/function/arguments").filter(|arguments| !arguments.is_string())
+            {
+                *arguments = arguments.to_string().into();
+            }
+        }
+        message.fields.insert("tool_calls".into(), calls.into());
+    }
+}
+
+/// The same for a template that takes a list of tools for granted, or has other names for it and for the time: Firefunction's.
+pub fn options(options: &ChatOptions) -> ChatOptions {
+    let mut told = options.clone();
+    let tools = told.tools.get_or_insert_default();
+    let functions = serde_json::to_string_pretty(tools).unwrap_or_default();
+    told.variables.entry("functions").or_insert_with(|| functions.into());
+    if let Some(date) = told.now.and_then(|now| date::format("%Y-%m-%d", now).ok()) {
+        told.variables.entry("datetime").or_insert_with(|| date.into());
+    }
+    told
+}
