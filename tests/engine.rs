@@ -305,7 +305,7 @@ fn a_prompt_has_the_same_bits_however_it_is_cut() {
         for (rows, blocks) in sizes(32).flat_map(|rows| sizes(1).map(move |blocks| (rows, blocks))) {
             for kernel in ["matmul", "matmul_half"] {
                 let bucket = Bucket { kernel, weight, rows, blocks, tokens: 256 };
-                tuning.choose(bucket, Some(Choice { tier: Tier::Scalar, size: 1 }));
+                tuning.choose(bucket, Some(Choice { tier: Tier::Baseline, size: 64 }));
             }
         }
     }

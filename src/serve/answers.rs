@@ -504,7 +504,7 @@ mod tests {
         let tools = vec![json!({"type": "function", "function": {"name": "f", "description": "x".repeat(1 << 20)}})];
         let reading = Some(Reading { format: Format::Hermes, tools, prompt_end: String::new() });
         let ask = Ask { ids: vec![1; 100], choices: choices.clone(), reading };
-        let since = Since { at: Instant::now(), trace: Trace::default() };
+        let since = Since { at: Instant::now(), trace: Trace::default(), cache_salt: None };
         let metrics = Arc::new(Metrics::new(&Telemetry::default()));
         let deadline = Instant::now() + Duration::from_secs(60);
         let answers = Answers::begin(lease, metrics, vec![ask], &since, deadline).ok().unwrap();
