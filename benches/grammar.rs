@@ -9,6 +9,7 @@
 #[path = "../tests/common/mod.rs"]
 mod common;
 #[path = "../tests/grammar/schemas.rs"]
+#[allow(dead_code)] // tests use all of it
 mod schemas;
 
 use std::sync::Arc;

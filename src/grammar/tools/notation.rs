@@ -422,11 +422,8 @@ fn tagged_text(keywords: &Map<String, Value>, of: &str, lark: &mut Lark) -> Resu
         })?;
         text += &format!(" & /{found}/");
     }
-    if let Some(format) = keywords.get("format").and_then(Value::as_str) {
-        match form_of(format) {
-            Some(pattern) => text += &format!(" & /{}/", pattern.replace('/', "\\/")),
-            None => {}
-        }
+    if let Some(pattern) = keywords.get("format").and_then(Value::as_str).and_then(form_of) {
+        text += &format!(" & /{}/", pattern.replace('/', "\\/"));
     }
     let text = lark.terminal(&text);
     Ok(lark.lazy(&format!("{text} {}", quoted(end))))
