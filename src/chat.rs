@@ -363,24 +363,26 @@ impl ChatTemplate {
         if named.takes_one_call {
             messages = adapted::one_call_each(&messages).into();
         }
-        if named.wants_parts {
-            messages = messages.iter().map(adapted::in_parts).collect();
-        }
-        let special = self.special(tokenizer);
-        let template = named.template()?;
-        let text = match render_once(template, &messages, options, &special) {
+        let (template, special) = (named.template()?, self.special(tokenizer));
+        let render = |messages: &[Message], options: &ChatOptions| match named.wants_parts {
+            true => {
+                let messages: Vec<Message> = messages.iter().map(adapted::in_parts).collect();
+                render_once(template, &messages, options, &special)
+            }
+            false => render_once(template, messages, options, &special),
+        };
+        let text = match render(&messages, options) {
             Ok(text) if !named.knows_tools && adapted::is_lost(&messages, &text.text) => {
-                let messages = adapted::without_calls(&messages);
-                render_once(template, &messages, options, &special).unwrap_or(text)
+                render(&adapted::without_calls(&messages), options).unwrap_or(text)
             }
             Ok(text) => text,
             Err((error, Told::Elsewise)) => {
                 let (mut plainer, options) = (adapted::plainer(&messages), adapted::options(options));
-                let mut found = render_once(template, &plainer, &options, &special);
+                let mut found = render(&plainer, &options);
                 if found.is_err() && adapted::has_calls(&messages) {
                     adapted::write_arguments(&mut plainer);
-                    found = render_once(template, &plainer, &options, &special)
-                        .or_else(|_| render_once(template, &adapted::without_calls(&messages), &options, &special));
+                    found =
+                        render(&plainer, &options).or_else(|_| render(&adapted::without_calls(&messages), &options));
                 }
                 found.map_err(|_| error)?
             }

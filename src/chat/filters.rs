@@ -372,7 +372,8 @@ impl Json<'_> {
                 number => number,
             }),
             Value::Str(text) => self.string(&text.text)?,
-            Value::Seq(seq) if matches!(seq.kind, Kind::List | Kind::Tuple) => {
+            // Also of a generator, which Python refuses and llama.cpp's templates rely on.
+            Value::Seq(seq) => {
                 self.text.push('[');
                 for (at, item) in seq.items.iter().enumerate() {
                     self.next(at, depth)?;

@@ -487,7 +487,7 @@ impl Size {
 pub enum Kind {
     List,
     Tuple,
-    /// The keys, values or items of a dict: it has a length, but is no JSON.
+    /// The keys, values or items of a dict: it has a length.
     View,
     /// What filters such as `map` yield: without a length, and always true.
     Generator,
