@@ -1,7 +1,9 @@
 //! Panics as errors, where somebody would wait in vain for a thread that is gone.
 
+#[cfg(not(target_arch = "wasm32"))]
 use std::any::Any;
 use std::future::poll_fn;
+#[cfg(not(target_arch = "wasm32"))]
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
@@ -12,6 +14,7 @@ use crate::error::Error;
 ///
 /// # Errors
 /// [`Error::Panic`] if it panics. Never on the web, where a panic ends the module.
+#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn caught<T>(context: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         // What `panic!` makes, with arguments and without.
@@ -20,6 +23,11 @@ pub(crate) fn caught<T>(context: &str, work: impl FnOnce() -> T) -> Result<T, Er
         let_go(panic);
         Error::Panic { context: context.into(), message }
     })
+}
+
+#[cfg(target_arch = "wasm32")]
+pub(crate) fn caught<T>(_: &str, work: impl FnOnce() -> T) -> Result<T, Error> {
+    Ok(work())
 }
 
 /// As [`caught`], of a future.
@@ -36,6 +44,7 @@ pub(crate) async fn caught_in<T>(context: &str, work: impl Future<Output = T>) -
 }
 
 /// What a panic carries may panic when it is dropped.
+#[cfg(not(target_arch = "wasm32"))]
 fn let_go(panic: Box<dyn Any + Send>) {
     let _ = catch_unwind(AssertUnwindSafe(|| drop(panic)));
 }
