@@ -45,6 +45,7 @@ const TESTS: &[(&str, Test)] = &[
     ("answers", Here(answers)),
     ("stop texts", Here(stop_texts)),
     ("stop bytes", Here(stop_bytes)),
+    ("salt bytes", Here(salt_bytes)),
     ("biases", Here(biases)),
     ("likeliest tokens", Here(likeliest_tokens)),
     ("tools", Here(tools)),
@@ -69,6 +70,7 @@ const TESTS: &[(&str, Test)] = &[
     ("multipleOf", Here(multiple_of)),
     ("tool names", Here(tool_names)),
     ("tool rules", Here(tool_rules)),
+    ("grammars at a time", Unit("src/grammar.rs", "fn readers_that_do_not_end_are_counted")),
     ("template bytes", Unit("tests/chat.rs", "fn templates_that_do_not_end_are_ended")),
     ("template steps", Unit("tests/chat.rs", "fn templates_that_do_not_end_are_ended")),
     ("template text", Unit("tests/chat.rs", "fn templates_that_do_not_end_are_ended")),
@@ -226,6 +228,12 @@ fn stop_bytes() {
     done(shared(), "/v1/chat/completions", chat("stop", json!("x".repeat(1024))));
     let long = json!(["x", "y".repeat(1025)]);
     refused("/v1/chat/completions", chat("stop", long), "invalid_value", json!("stop"), "1024 bytes");
+}
+
+fn salt_bytes() {
+    done(shared(), "/v1/chat/completions", chat("cache_salt", json!("x".repeat(256))));
+    let long = chat("cache_salt", json!("x".repeat(257)));
+    refused("/v1/chat/completions", long, "invalid_value", json!("cache_salt"), "1 to 256 bytes");
 }
 
 fn biases() {
