@@ -626,7 +626,7 @@ fn a_vocabulary_must_fit_the_embedding_and_may_be_missing() {
         ("tokens", ARRAY, array(U32, 2, [0; 8]), "tokenizer.ggml.tokens"),
         ("model", STRING, text("no_vocab"), "no_vocab"),
         ("model", STRING, text("rwkv"), "rwkv"),
-        ("bos_token_id", U32, vec![40, 0, 0, 0], "bos_id"),
+        ("eos_token_id", U32, vec![40, 0, 0, 0], "eos_id"),
         ("token_type", ARRAY, array(U32, 40, [9; 160]), "token_types"),
     ] {
         let mut tiny = TinyGguf::new();

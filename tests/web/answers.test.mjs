@@ -263,7 +263,7 @@ everywhere(
       await fail({ toolChoice: { type: "function", function: { name: "cancel" } } }),
       await fail({ tools: [], toolChoice: "required" }),
       await fail({ toolChoice: "required", responseFormat: { type: "json_object" } }),
-      await fail({ tools: [{ type: "function", function: { name: "odd", parameters: { type: "object", properties: { a: { not: {} } } } } }] }),
+      await fail({ tools: [{ type: "function", function: { name: "odd", parameters: { type: "object", properties: { a: { not: { type: "string" } } } } } }] }),
     ];
     model.free();
     return { results, ordered, none, errors };
