@@ -2,11 +2,14 @@
 //! weights in both formats. Every file is made here, from a tiny random Llama; only the comparison of `config.json`
 //! dialects reads the data folder.
 
-use crate::allocator;
-use crate::formats::builder;
+#[path = "common/allocator.rs"]
+mod allocator;
+#[path = "formats/builder.rs"]
+#[allow(dead_code)] // tests of formats use all of it
+mod builder;
 #[path = "load/checkpoint.rs"]
 mod checkpoint;
-use crate::common;
+mod common;
 #[path = "load/experts.rs"]
 mod experts;
 #[path = "load/families.rs"]

@@ -1,4 +1,5 @@
-//! All native tests but those of kernels, in one program: it is linked once, and its tests share what devices have compiled.
+//! Native tests in one program: it is linked once, and its tests share what devices have compiled. Those of kernels run in browsers
+//! too, and those of loading and tuning look at notices, which all devices of a process share: they are programs of their own.
 
 #[path = "common/allocator.rs"]
 mod allocator;
@@ -22,7 +23,6 @@ mod generate;
 #[cfg(feature = "grammar")]
 mod grammar;
 mod hub;
-mod load;
 mod lora;
 #[path = "matrices/main.rs"]
 mod matrices;
@@ -36,4 +36,3 @@ mod threads;
 mod tokenizer;
 #[cfg(feature = "grammar")]
 mod tools;
-mod tuning;

@@ -1,6 +1,6 @@
 //! The self-test and the tuner: what is found is kept, what is kept is not trusted, and what fails is not used.
 
-use crate::common;
+mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

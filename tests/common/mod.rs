@@ -42,7 +42,9 @@ pub fn gpu(tier: Option<Tier>) -> Option<Device> {
 /// Fails if the self-test had anything to say, such as that it has no test for a pipeline.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn assert_tested(device: &Device) {
-    let notices = device.take_notices();
+    // Those of other tests' models may be among them.
+    let mut notices = device.take_notices();
+    notices.retain(|notice| notice.contains("untested") || notice.contains("self-test"));
     assert!(notices.is_empty(), "{notices:?}");
 }
 
