@@ -83,7 +83,7 @@ impl HubOptions {
         let text = |name| variable(name).and_then(|value| value.into_string().ok());
         let kept_token = || {
             let text = fs::read_to_string(home.as_ref()?.join("token")).ok()?;
-            Some(text.strip_prefix('\u{feff}').unwrap_or(&text).to_owned())
+            Some(text.strip_prefix(crate::formats::text::MARK).unwrap_or(&text).to_owned())
         };
         let is_set = |value: String| matches!(value.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE");
         Ok(HubOptions {

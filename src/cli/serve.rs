@@ -355,8 +355,6 @@ fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
     for path in files {
         let text = super::read_text(path)?;
         let before = keys.len();
-        // A byte order mark is none of the text.
-        let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
         keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
         if keys.len() == before {
             let (expected, found) = ("a file with a key".into(), format!("{} without any", path.display()));

@@ -4,9 +4,12 @@ use std::borrow::Cow;
 
 use serde::de::DeserializeOwned;
 
-/// The text itself: editors and PowerShell put U+FEFF in front of UTF-8, which is none of it.
+/// The byte order mark, which editors and PowerShell put in front of UTF-8 and which is no part of the text.
+pub(crate) const MARK: char = '\u{feff}';
+
+/// The text without its byte order mark.
 pub fn without_mark(bytes: &[u8]) -> &[u8] {
-    bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes)
+    bytes.strip_prefix(MARK.encode_utf8(&mut [0; 4]).as_bytes()).unwrap_or(bytes)
 }
 
 /// What is wrong with a file of JSON, and the byte of the file where it shows.

@@ -106,7 +106,7 @@ impl ChatSource {
     fn set(&mut self, name: &str, template: &str) {
         self.templates.retain(|(other, _)| other != name);
         // A file may begin with a byte order mark, and a template may have been one.
-        let template = template.strip_prefix('\u{feff}').unwrap_or(template);
+        let template = template.strip_prefix(crate::formats::text::MARK).unwrap_or(template);
         self.templates.push((name.to_owned(), template.to_owned()));
     }
 }

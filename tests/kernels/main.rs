@@ -56,7 +56,7 @@ use common::shared;
 use tilewright::{Bucket, Choice};
 use tilewright::{Device, Tier, WeightType, Workspace, shaders};
 
-use harness::{Case, execute, hash, recorded};
+use harness::{Case, execute, recorded};
 use inputs::Source;
 use web_time::{Instant, SystemTime};
 
@@ -187,7 +187,7 @@ fn order_seed() -> u64 {
 fn drawn<'a>(device: &Device, cases: &'a [Case], seed: u64) -> Vec<(&'a Case, bool)> {
     let is_own = |case: &&Case| !device.is_gpu() || is_own(case, device.tier());
     let mut drawn: Vec<&Case> = cases.iter().filter(is_own).collect();
-    drawn.sort_by_cached_key(|case| hash(&case.name(&seed.to_string(), seed)));
+    drawn.sort_by_cached_key(|case| case.seed(seed));
     let mut seen = HashSet::new();
     let mut ranked: Vec<(u8, &Case)> = Vec::with_capacity(drawn.len());
     for case in drawn {
@@ -212,18 +212,17 @@ async fn conform(device: &Device, cases: &[Case], budget: Option<Duration>) -> (
     let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
     let mut summaries: BTreeMap<&str, Summary> = BTreeMap::new();
     for (i, (case, is_first)) in drawn(device, cases, seed).into_iter().enumerate() {
-        if let (Some(budget), false) = (budget, is_first) {
-            if start.elapsed() > budget {
+        if let Some(budget) = budget {
+            if !is_first && start.elapsed() > budget {
                 break;
             }
+            let needed = if device.is_gpu() { pipelines_of(device, case) } else { HashSet::new() };
             // The last third is for cases that need no pipeline that is not there: they are quick.
-            let compiles = start.elapsed() < budget * 2 / 3;
-            if device.is_gpu() && !compiles && !pipelines_of(device, case).is_subset(&compiled) {
+            let compiles = is_first || start.elapsed() < budget * 2 / 3;
+            if !compiles && !needed.is_subset(&compiled) {
                 continue;
             }
-        }
-        if budget.is_some() && device.is_gpu() {
-            compiled.extend(pipelines_of(device, case));
+            compiled.extend(needed);
         }
         let asked = filter.as_ref().and_then(|(_, seed)| *seed);
         for seed in asked.map_or(0..n_seeds, |seed| seed..seed + 1) {
@@ -261,9 +260,9 @@ async fn conform(device: &Device, cases: &[Case], budget: Option<Duration>) -> (
     let (info, limits) = (device.info(), device.limits());
     let seconds = start.elapsed().as_secs_f64();
     say!("{executor}: {executed} cases, {failed} failed, in {seconds:.1} s on {} {}", info.name, info.driver);
-    let chosen = match compiled.len() {
-        0 => String::new(), // all cases ran, or there is nothing to compile
-        n => format!(", {n} pipelines, TILEWRIGHT_SEED={seed}"),
+    let chosen = match budget {
+        Some(_) => format!(", {} pipelines, TILEWRIGHT_SEED={seed}", compiled.len()),
+        None => String::new(), // all cases ran
     };
     say!("  largest binding {} bytes{chosen}", limits.max_binding_bytes);
     for (kernel, s) in &summaries {

@@ -61,25 +61,35 @@ fn on_gpu(gpu: &Gpu) -> Running {
     start(models, ServerOptions::default())
 }
 
-/// The text of a streamed completion; `after` is called when its first part is there.
-fn streamed(server: &Running, after: impl FnOnce()) -> String {
+/// A connection on which a completion was asked for.
+fn completion(server: &Running, is_streamed: bool) -> Connection {
     let body = json!({
-        "model": "story", "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "stream": true,
+        "model": "story", "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "stream": is_streamed,
         "logit_bias": {"2": -100},
     });
     let mut connection = Connection::open(server.address);
     let json = ("content-type", "application/json");
     connection.write(&request("POST", "/v1/completions", &[json], body.to_string().as_bytes()));
-    assert_eq!(connection.head().status, 200);
-    let mut text = connection.chunk();
-    after();
+    connection
+}
+
+/// The rest of a stream, after what was read of it.
+fn to_end(connection: &mut Connection, mut text: Vec<u8>) -> String {
     loop {
         match connection.chunk() {
-            chunk if chunk.is_empty() => break,
+            chunk if chunk.is_empty() => return String::from_utf8(text).unwrap(),
             chunk => text.extend(chunk),
         }
     }
-    let text = String::from_utf8(text).unwrap();
+}
+
+/// The text of a streamed completion; `after` is called when its first part is there.
+fn streamed(server: &Running, after: impl FnOnce()) -> String {
+    let mut connection = completion(server, true);
+    assert_eq!(connection.head().status, 200);
+    let first = connection.chunk();
+    after();
+    let text = to_end(&mut connection, first);
     let events = text.lines().filter_map(|line| line.strip_prefix("data: "));
     let parts = events.filter_map(|event| serde_json::from_str::<Json>(event).ok());
     parts.map(|part| part["choices"][0]["text"].as_str().unwrap_or_else(|| panic!("{part}")).to_owned()).collect()
@@ -163,16 +173,6 @@ fn a_panic_is_an_error_that_probes_see() {
         Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, Some("chatml"))?)))
     };
     let server = start(vec![ModelSpec::new("story", 1 << 20, story)], ServerOptions::default());
-    let completion = |stream: bool| {
-        let body = json!({
-            "model": "story", "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "stream": stream,
-            "logit_bias": {"2": -100},
-        });
-        let mut connection = Connection::open(server.address);
-        let json = ("content-type", "application/json");
-        connection.write(&request("POST", "/v1/completions", &[json], body.to_string().as_bytes()));
-        connection
-    };
     let health = || {
         let answer = get(server.address, "/health");
         (answer.status, answer.json()["status"].clone())
@@ -182,16 +182,9 @@ fn a_panic_is_an_error_that_probes_see() {
 
     // In the middle of an answer.
     faults.next(Call::Submit, 8, Effect::Panic);
-    let mut broken = completion(true);
+    let mut broken = completion(&server, true);
     assert_eq!(broken.head().status, 200);
-    let mut text = Vec::new();
-    loop {
-        match broken.chunk() {
-            chunk if chunk.is_empty() => break,
-            chunk => text.extend(chunk),
-        }
-    }
-    let text = String::from_utf8(text).unwrap();
+    let text = to_end(&mut broken, Vec::new());
     let parts: Vec<Json> =
         text.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok()).collect();
     assert!(parts.len() > 2 && parts[0]["choices"][0]["text"].is_string(), "{text}");
@@ -200,7 +193,7 @@ fn a_panic_is_an_error_that_probes_see() {
     assert!(!text.contains("a test has"), "a panic's own words are nobody's business: {text}");
     begun.recv().unwrap();
     assert_eq!((health(), up()), ((503, json!("down")), 0));
-    let mut waits = completion(false);
+    let mut waits = completion(&server, false);
     let_go.send(()).unwrap();
     assert_eq!(waits.answer().status, 200);
     assert_eq!((health(), up()), ((200, json!("ok")), 1));
@@ -211,7 +204,7 @@ fn a_panic_is_an_error_that_probes_see() {
     faults.every(Call::Submit, Effect::Panic);
     let_go.send(()).unwrap();
     for (status, code) in [(500, "panic"), (500, "panic"), (503, "stopped"), (503, "stopped")] {
-        let answer = completion(false).answer();
+        let answer = completion(&server, false).answer();
         assert_eq!((answer.status, &answer.json()["error"]["code"]), (status, &json!(code)));
     }
     assert_eq!((health(), up()), ((503, json!("down")), 0));
