@@ -409,7 +409,7 @@ fn ordinary_conversations_stay_far_from_the_budget() {
     let turn = |at: usize| Message::new(["user", "assistant"][at % 2], format!("{at} {}", "word ".repeat(at % 700)));
     let long: Vec<Message> = (0..2000).map(turn).collect();
     let huge = user(&"text ".repeat(2_000_000));
-    for name in ["split off thoughts", "roles must alternate", "macro", "set block", "namespace"] {
+    for name in common::drawn(2, ["split off thoughts", "roles must alternate", "macro", "set block", "namespace"]) {
         let case = file["templates"].as_array().unwrap().iter().find(|case| case["name"] == name).unwrap();
         for messages in [&long, &huge] {
             template(case["template"].as_str().unwrap())
@@ -417,7 +417,7 @@ fn ordinary_conversations_stay_far_from_the_budget() {
                 .unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
-    for name in ChatTemplate::KNOWN {
+    for name in common::drawn(4, ChatTemplate::KNOWN) {
         for messages in [&long, &huge] {
             ChatTemplate::known(name).unwrap().render(messages, &ChatOptions::default()).unwrap();
         }

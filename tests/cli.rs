@@ -1042,7 +1042,7 @@ fn a_lost_device_changes_nothing_that_is_printed() {
         (&embed, "2,3", 2),
         (&rerank, "1", 1),
     ];
-    for (args, steps, n_losses) in cases {
+    for (args, steps, n_losses) in common::drawn(3, cases) {
         let input = if args[0] == "chat" { &messages } else { &texts };
         let Some((undisturbed, none)) = disturbed(args, input, "") else { return };
         assert!(undisturbed.len() > 20 && none.is_empty(), "{args:?}: {undisturbed} {none:?}");

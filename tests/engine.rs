@@ -162,7 +162,9 @@ fn texts_are_the_same_alone_and_in_any_batch() {
 #[test]
 fn passes_that_run_ahead_change_no_text() {
     for device in executors() {
-        for model in [builtin(&device), tiny(&device, "gemma3"), tiny(&device, "qwen35")] {
+        let others = ["gemma3", "qwen35"];
+        let others = if device.is_gpu() { common::drawn(1, others) } else { others.into() };
+        for model in std::iter::once(builtin(&device)).chain(others.into_iter().map(|name| tiny(&device, name))) {
             let name = format!("{} on {}", model.name(), device.info().name);
             let requests: Vec<Request> = prompts(&model, 6, 3)
                 .into_iter()
@@ -228,11 +230,9 @@ fn a_common_beginning_is_computed_once() {
     const COMMON: usize = 150;
     for device in executors() {
         let mut models = vec![("builtin", builtin(&device))];
-        let others: &[&str] = match common::is_full() || !device.is_gpu() {
-            true => &["gemma3", "mistral-sliding", "lfm2", "qwen35", "granite-hybrid"],
-            false => &["gemma3", "granite-hybrid"],
-        };
-        models.extend(others.iter().map(|name| (*name, tiny(&device, name))));
+        let others = ["gemma3", "mistral-sliding", "lfm2", "qwen35", "granite-hybrid"];
+        let others = if device.is_gpu() { common::drawn(1, others) } else { others.into() };
+        models.extend(others.into_iter().map(|name| (name, tiny(&device, name))));
         for (name, model) in models {
             let common = ids(COMMON, 1, &model);
             let request = |seed, n| Request::new([&common[..], &ids(n, seed, &model)].concat(), greedy(5));
@@ -462,7 +462,7 @@ fn layers_on_several_devices_leave_the_same_texts() {
     let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
     let Some(other) = common::gpu(None) else { return };
     let cpu = common::cpu();
-    for name in ["llama3-rope", "gemma3", "lfm2", "qwen35", "gpt-oss"] {
+    for name in common::drawn(2, ["llama3-rope", "gemma3", "lfm2", "qwen35", "gpt-oss"]) {
         let whole = split(&cpu, name, &[]);
         let n_layers = whole.config().n_layers();
         let mut requests: Vec<(usize, Request)> = prompts(&whole, 5, 4)
@@ -509,7 +509,8 @@ fn layers_on_several_devices_leave_the_same_texts() {
 #[test]
 fn all_that_an_engine_uses_is_tested() {
     for device in common::gpus([Tier::Scalar, Tier::Subgroups]) {
-        for model in [builtin(&device), tiny(&device, "gemma3"), tiny(&device, "qwen35")] {
+        let others = common::drawn(1, ["gemma3", "qwen35"]).into_iter().map(|name| tiny(&device, name));
+        for model in std::iter::once(builtin(&device)).chain(others) {
             let requests = [1, 2, 3, 5, 20].map(|n| (0, Request::new(ids(n, 1, &model), greedy(2))));
             let options = EngineOptions { prefix_cache: false, ..EngineOptions::default() };
             together(&model, &options, &requests);

@@ -13,7 +13,7 @@
 //! Layers with a state of fixed size cannot be taken up at any page: of some pages a copy of the states after them is kept, and a
 //! sequence that begins alike goes on from the last one that has such a copy.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::kernels::PAGE;
@@ -67,7 +67,7 @@ struct Content {
     key: Key,
     place: Place,
     /// Listed pages that follow it, on the device and in the host's memory.
-    following: [BTreeSet<ContentId>; 2],
+    following: [HashSet<ContentId>; 2],
     used_at: u64,
     /// Where it is among [`Pages::may_go`], if it is.
     ranked: Option<(usize, u64)>,

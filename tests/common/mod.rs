@@ -6,12 +6,14 @@ pub mod copier;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use tilewright::Device;
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::generate::{Generation, StopReason};
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::{DeviceChoice, Error, Tier};
+use web_time::SystemTime;
 
 /// Waits for a future; tests may block.
 #[cfg(not(target_arch = "wasm32"))]
@@ -64,7 +66,8 @@ pub fn gpu_from(opened: Result<Device, Error>) -> Option<Device> {
     there_or(opened, skip)
 }
 
-/// The first adapter in each of these tiers that it has. The others are left out of the test; without any it is skipped.
+/// The first adapter in one of these tiers, the same for all tests of a run, or with `TILEWRIGHT_FULL` in each that it has. The
+/// others are left out of the test; without any it is skipped.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpus(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
     or_skipped(gpus_beside_cpu(tiers))
@@ -73,7 +76,7 @@ pub fn gpus(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
 /// The same for a test that runs on the CPU as well, which is never skipped.
 #[cfg(not(target_arch = "wasm32"))]
 pub fn gpus_beside_cpu(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
-    found_by(open_gpu, tiers.into_iter().map(Some)).collect()
+    in_drawn(open_gpu, tiers)
 }
 
 /// The executors that are there: always the CPU, and the first adapter, or a note that the test goes without.
@@ -114,13 +117,28 @@ pub mod shared {
 
     /// See [`super::gpus_beside_cpu`].
     pub fn gpus_beside_cpu(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
-        super::found_by(open_gpu, tiers.into_iter().map(Some)).collect()
+        super::in_drawn(open_gpu, tiers)
     }
 
     /// See [`super::executors`].
     pub fn executors() -> Vec<Device> {
         std::iter::once(super::cpu()).chain(super::found_by(open_gpu, [None])).collect()
     }
+}
+
+/// The adapter in the first of these tiers that it has, in an order that is drawn for all tests of a run, or that `TILEWRIGHT_TIER`
+/// begins; in all of them with `TILEWRIGHT_FULL`.
+#[cfg(not(target_arch = "wasm32"))]
+fn in_drawn(open: fn(Option<Tier>) -> Result<Device, Error>, tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
+    let tiers: Vec<Tier> = tiers.into_iter().collect();
+    if is_full() {
+        return found_by(open, tiers.into_iter().map(Some)).collect();
+    }
+    let asked = std::env::var("TILEWRIGHT_TIER").ok();
+    let mut order = shuffled(Tier::ALL.into_iter());
+    order.sort_by_key(|tier| asked.as_deref() != Some(tier.name()));
+    order.retain(|tier| tiers.contains(tier));
+    found_by(open, order.into_iter().map(Some)).take(1).collect()
 }
 
 /// The adapters that are there in these tiers.
@@ -176,6 +194,31 @@ pub fn is_full() -> bool {
     } else {
         std::env::var_os("TILEWRIGHT_FULL").is_some()
     }
+}
+
+/// What a run draws by: printed where something is drawn, so that another run can draw the same.
+pub fn seed() -> u64 {
+    static SEED: OnceLock<u64> = OnceLock::new();
+    *SEED.get_or_init(|| {
+        let asked = std::env::var("TILEWRIGHT_SEED").ok();
+        let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
+        asked.map_or_else(now, |seed| seed.parse().expect("a number for TILEWRIGHT_SEED"))
+    })
+}
+
+/// So many of the items, in an order that the seed draws; all of them with `TILEWRIGHT_FULL`, in their own order. For cases of one
+/// kind of which each compiles shaders of its own, which a software adapter takes seconds for.
+pub fn drawn<T>(n: usize, items: impl IntoIterator<Item = T>) -> Vec<T> {
+    let items = items.into_iter();
+    if is_full() { items.collect() } else { shuffled(items).into_iter().take(n).collect() }
+}
+
+fn shuffled<T>(items: impl Iterator<Item = T>) -> Vec<T> {
+    println!("TILEWRIGHT_SEED={}", seed());
+    let mut rng = Rng::new(seed());
+    let mut ranked: Vec<(u32, T)> = items.map(|item| (rng.word(), item)).collect();
+    ranked.sort_by_key(|&(rank, _)| rank);
+    ranked.into_iter().map(|(_, item)| item).collect()
 }
 
 /// The CPU executor.

@@ -55,7 +55,7 @@ fn rerankers_match_their_references() {
     for device in devices() {
         // That tier rounds operands of products to 11 bits.
         let tolerance = if device.tier() == Tier::F16 { 2e-2 } else { 2e-5 };
-        for (name, sigmoid) in [
+        let files = [
             ("bert-reranker", false),
             ("roberta-reranker", true),
             ("roberta-reranker/model.gguf", true),
@@ -63,7 +63,8 @@ fn rerankers_match_their_references() {
             ("modernbert-reranker/model.gguf", true),
             ("modernbert-bpe", true),
             ("modernbert-bpe/reranker.gguf", true),
-        ] {
+        ];
+        for (name, sigmoid) in if device.is_gpu() { common::drawn(3, files) } else { files.into() } {
             let cases = cases(name, "pairs");
             let pairs: Vec<_> = cases.iter().map(|case| (text(case, "a"), text(case, "b"))).collect();
             let model = reranker(&device, name, RerankOptions::default());

@@ -47,7 +47,6 @@ mod web;
 use std::collections::{BTreeMap, HashSet};
 #[cfg(not(target_arch = "wasm32"))]
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 #[cfg(not(target_arch = "wasm32"))]
@@ -58,7 +57,7 @@ use tilewright::{Device, Tier, WeightType, Workspace, shaders};
 
 use harness::{Case, execute, recorded};
 use inputs::Source;
-use web_time::{Instant, SystemTime};
+use web_time::Instant;
 
 /// How long an executor goes on beginning cases beyond one of each kernel. On a software adapter nearly all of it goes to
 /// compiling pipelines.
@@ -172,16 +171,6 @@ struct Summary {
 /// How many of a kernel's failures are printed: a broken kernel breaks hundreds of cases.
 const PRINTED: usize = 3;
 
-/// What draws the order of cases: the same for all executors of a run.
-fn order_seed() -> u64 {
-    static SEED: OnceLock<u64> = OnceLock::new();
-    *SEED.get_or_init(|| {
-        let asked = std::env::var("TILEWRIGHT_SEED").ok();
-        let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
-        asked.map_or_else(now, |seed| seed.parse().expect("a number for TILEWRIGHT_SEED"))
-    })
-}
-
 /// The cases that a device has shaders for, in an order that a seed draws: first one of each kernel, then one of each form and
 /// weight type of a kernel, then all others. With each, whether it is the first of its kernel.
 fn drawn<'a>(device: &Device, cases: &'a [Case], seed: u64) -> Vec<(&'a Case, bool)> {
@@ -207,7 +196,7 @@ async fn conform(device: &Device, cases: &[Case], budget: Option<Duration>) -> (
     let executor = if device.is_gpu() { device.tier().name() } else { "cpu" };
     let filter = filter();
     let budget = budget.filter(|_| !common::is_full() && filter.is_none());
-    let seed = order_seed();
+    let seed = common::seed();
     let mut compiled = HashSet::new();
     let n_seeds = std::env::var("TILEWRIGHT_ROUNDS").ok().map_or(1, |n| n.parse().expect("a number of rounds"));
     let mut summaries: BTreeMap<&str, Summary> = BTreeMap::new();

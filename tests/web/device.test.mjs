@@ -7,6 +7,7 @@ import { after, afterEach, before, test } from "node:test";
 
 import { bigModel } from "./big-model.mjs";
 import { openBrowser } from "./browser.mjs";
+import { oneOf } from "./drawn.mjs";
 import { bytesInMemory, repository, startServer } from "./server.mjs";
 
 const { ids: prompt, greedy_ids: expected } =
@@ -145,7 +146,7 @@ test("without an adapter `auto` runs on the CPU and says so, and `gpu` is an err
 });
 
 // Its own choice is `scalar` where the adapter is software. The tests of kernels run in each tier. Others are slow there.
-for (const tier of [undefined, "subgroups", ...(process.env.TILEWRIGHT_FULL ? ["baseline", "scalar"] : [])]) {
+for (const tier of oneOf([undefined, "subgroups", "baseline", "scalar"])) {
   test(`WebGPU in tier ${tier ?? "of its own choice"} gives the reference's tokens, one submission each`, limited, async (t) => {
     const count = tier && !process.env.TILEWRIGHT_FULL ? 12 : story.count;
     const page = await chromium.open(`${server.origin}/blank.html`);

@@ -1,7 +1,7 @@
 // The same greedy tokens everywhere: in Chromium on WebGPU and on the CPU, in Node on Dawn and on the CPU, and in the
 // references that the test data brings. Prints a table. With TILEWRIGHT_FULL also natively, where Rust's tests of models
-// compare with the same references, in Firefox, WebKit and Deno; without, texts are cut short on WebGPU, and a model of
-// which there are two files runs from one there and in Node, where models of kernels that others have, too, do not run.
+// compare with the same references, in Firefox, WebKit and Deno; without, texts are cut short on WebGPU, and each lane but
+// the first has so many seconds for models in an order that is drawn.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -15,6 +15,7 @@ import { pathToFileURL } from "node:url";
 import { openBrowser } from "./browser.mjs";
 import { missingDeno, runInDeno } from "./deno.mjs";
 import { missingFirefox, openFirefox } from "./firefox.mjs";
+import { drawn } from "./drawn.mjs";
 import { dataPath, repository, startServer } from "./server.mjs";
 import { tensors } from "./tensors.mjs";
 import { missingWebKit, openWebKit } from "./webkit.mjs";
@@ -27,17 +28,8 @@ const CERTAIN = 2e-3;
 const SHORTENED = ["Chromium, WebGPU", "Node, Dawn"];
 const SHORT = 12;
 
-// Models whose kernels are in others, too.
-const PLAIN = ["llama-mha-bias", "mistral-sliding", "qwen3", "qwen3-moe"];
-// Of the files of other models, the one with weights of all types.
-const MIXED = ["mixed"];
-
-// Node runs on the CPU what Chromium does: the same module.
-const SELECTED = [...SHORTENED, "Node, CPU"];
-
-/** Whether a lane runs a model. */
-const runs = (lane, model) =>
-  Boolean(process.env.TILEWRIGHT_FULL) || !SELECTED.includes(lane) || !(model.isSecondFile || model.isPlain);
+// For a lane that does not run all models. One of them takes up to half a minute on WebGPU in software.
+const SECONDS = 30;
 
 /** How many tokens a lane takes of a text of so many. */
 const countIn = (lane, length) => (SHORTENED.includes(lane) && !process.env.TILEWRIGHT_FULL ? Math.min(length, SHORT) : length);
@@ -51,7 +43,7 @@ function filesOf(folder, weights) {
   return weights.endsWith(".gguf") ? [path] : [...beside.filter(existsSync), path];
 }
 
-/** Everything with a reference: `{ name, room, folder, files, native, cases: [{ name, prompt, ids, margins }] }`. */
+/** Everything with a reference: `{ name, room, folder, files, native, cases: [{ name, prompt, ids, margins }] }`. The first runs everywhere. */
 function allModels() {
   const builtin = json(repository, "tests/data/builtin/reference.json");
   const models = [{
@@ -62,10 +54,10 @@ function allModels() {
     native: join(repository, "assets", builtin.model),
     cases: builtin.cases.map((it) => ({ name: it.prompt, prompt: it.ids, ids: it.greedy_ids, margins: it.greedy_margins })),
   }];
-  const add = (name, set, weights, cases, isPlain, isSecondFile = false) => {
+  const add = (name, set, weights, cases) => {
     const folder = dataPath(set);
     models.push({
-      name, cases, isSecondFile, isPlain, room: `data/${set}`, folder, files: filesOf(folder, weights),
+      name, cases, room: `data/${set}`, folder, files: filesOf(folder, weights),
       native: weights.endsWith(".gguf") ? join(folder, weights) : folder,
     });
   };
@@ -76,9 +68,9 @@ function allModels() {
     const ofVariant = (variant) =>
       cases.map((it) => ({ name: it.name, prompt: it.ids, ids: it.greedy[variant].ids, margins: it.greedy[variant].margins }));
     for (const [variant, weights] of Object.entries(files)) {
-      add(`${name} ${variant}`, name, weights, ofVariant(variant), !MIXED.includes(variant));
+      add(`${name} ${variant}`, name, weights, ofVariant(variant));
     }
-    if (name === "stories260k") add(`${name} safetensors`, name, "model.safetensors", ofVariant("f32"), true);
+    if (name === "stories260k") add(`${name} safetensors`, name, "model.safetensors", ofVariant("f32"));
   }
   // Plain ones, norms of heads, experts, sinks, convolutions and the delta rule.
   const tiny = ["llama-mha-bias", "llama3-rope", "mistral-sliding", "qwen3", "qwen3-moe", "gpt-oss", "lfm2", "qwen35"];
@@ -89,9 +81,9 @@ function allModels() {
     const reference = {
       name: "greedy", prompt: tensor("greedy.prompt"), ids: tensor("greedy.ids"), margins: tensor("greedy.margins"),
     };
-    add(`${name} model.safetensors`, set, "model.safetensors", [reference], PLAIN.includes(name));
+    add(`${name} model.safetensors`, set, "model.safetensors", [reference]);
     if (existsSync(join(folder, "model-f16.gguf"))) {
-      add(`${name} model-f16.gguf`, set, "model-f16.gguf", [reference], PLAIN.includes(name), true);
+      add(`${name} model-f16.gguf`, set, "model-f16.gguf", [reference]);
     }
   }
   return models;
@@ -198,10 +190,10 @@ const inNative = (device) => async (model, cases) => {
 const inNode = (device) => async (model, cases) => continueWith(await import(packageModule), { sources: model.files, device, cases });
 const inDeno = (device) => (model, cases) => runInDeno(packageModule, continueWith, { sources: model.files, device, cases });
 
-// Those with whole texts come first: all others are compared with the first one.
+// The first runs all models, and all others are compared with it.
 const lanes = {
-  "Chromium, CPU": inChromium("cpu"),
   "Node, CPU": inNode("cpu"),
+  "Chromium, CPU": inChromium("cpu"),
   "Chromium, WebGPU": inChromium("gpu"),
   "Node, Dawn": inNode("gpu"),
   // A text of the built-in model is in the tests of each of these browsers.
@@ -223,12 +215,12 @@ function common(a, b) {
   return at < 0 ? a.length : at;
 }
 
-for (const [lane, run] of Object.entries(lanes)) {
+for (const [i, [lane, run]] of Object.entries(lanes).entries()) {
   const skip = missing[lane.split(",")[0]] ?? false;
   test(`${lane}: greedy tokens are the reference's up to its first near-tie`, { skip, timeout: 1_800_000 }, async (t) => {
     const results = new Map();
     let tokens = 0;
-    for (const model of models.filter((it) => runs(lane, it))) {
+    for (const model of i === 0 ? models : drawn(t, models, SECONDS)) {
       const cases = model.cases.map(({ prompt, ids }) => ({ prompt, count: countIn(lane, ids.length) }));
       let result;
       try {
@@ -269,7 +261,7 @@ test("greedy tokens are identical in all of them", (t) => {
       return `${like}/${continuations.reduce((sum, ids) => sum + ids.length, 0)}`;
     });
     t.diagnostic(`${model.name}: ${model.cases.length} cases: ${agreed.join(", ")}`);
-    for (const [lane, results] of others.filter(([lane]) => runs(lane, model))) {
+    for (const [lane, results] of others.filter(([, results]) => results.has(model.name))) {
       model.cases.forEach(({ name, margins }, i) => {
         const [a, b] = [first.get(model.name)[i], results.get(model.name)[i]];
         const at = common(a, b);
