@@ -43,7 +43,7 @@ export async function openBrowser({ gpu = true, serviceWorkers = "allow", extens
     serviceWorkers,
   });
   // Less than a test has, so that what was waited for is named.
-  context.setDefaultTimeout(45_000);
+  context.setDefaultTimeout(90_000);
   const pages = new Set();
   context.on("page", (page) => {
     pages.add(page);

@@ -14,7 +14,7 @@ import { pageModule } from "./page-module.mjs";
 import { bytesInMemory, repository, startServer } from "./server.mjs";
 import { tinyEncoder } from "./tensors.mjs";
 
-const limited = { timeout: 60_000 };
+const limited = { timeout: 120_000 };
 const folder = mkdtempSync(join(tmpdir(), "tilewright-texts-"));
 
 let server;

@@ -11,7 +11,7 @@ import { pageModule } from "./page-module.mjs";
 import { bytesInMemory, dataPath, lacksData, repository, startServer } from "./server.mjs";
 import { safetensors, uniform } from "./tensors.mjs";
 
-const limited = { timeout: 60_000 };
+const limited = { timeout: 120_000 };
 const screenshots = process.env.TILEWRIGHT_SCREENSHOTS ?? mkdtempSync(join(tmpdir(), "tilewright-screenshots-"));
 mkdirSync(screenshots, { recursive: true });
 

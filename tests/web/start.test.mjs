@@ -14,7 +14,7 @@ import { pageModule } from "./page-module.mjs";
 import { repository, startServer } from "./server.mjs";
 import { typeOf } from "../../scripts/static-server.mjs";
 
-const limited = { timeout: 60_000 };
+const limited = { timeout: 120_000 };
 const stories = readFileSync(join(repository, "assets/stories.gguf"));
 
 let server;
