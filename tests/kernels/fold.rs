@@ -35,7 +35,11 @@ fn folded_grids_match_oracle() {
     const LOOKED_AT: usize = 6;
     let enough = if common::is_full() { 2 * ENOUGH } else { ENOUGH };
     let tiers = [Tier::Baseline, Tier::Scalar, Tier::F16, Tier::Subgroups];
-    let devices = shared::gpus(tiers);
+    // All of them: some kernels are folded in one alone.
+    let devices: Vec<Device> = tiers.into_iter().flat_map(|tier| shared::gpus_beside_cpu([tier])).collect();
+    if devices.is_empty() {
+        return common::skip("no adapter has one of the tiers");
+    }
     let mut by_kernel: BTreeMap<&str, Vec<Case>> = BTreeMap::new();
     for case in all_cases() {
         by_kernel.entry(case.kernel).or_default().push(case);
@@ -80,9 +84,6 @@ fn folded_grids_match_oracle() {
                 break;
             }
         }
-    }
-    if executed == 0 {
-        return; // no adapter
     }
     // `tests/matrices` folds what has variants of other tiers alone.
     let runs = |kernel: &&&shaders::Kernel| kernel.variants.iter().any(|variant| tiers.contains(&variant.tier));
