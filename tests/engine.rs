@@ -162,9 +162,8 @@ fn texts_are_the_same_alone_and_in_any_batch() {
 #[test]
 fn passes_that_run_ahead_change_no_text() {
     for device in executors() {
-        let others = ["gemma3", "qwen35"];
-        let others = if device.is_gpu() { common::drawn(1, others) } else { others.into() };
-        for model in std::iter::once(builtin(&device)).chain(others.into_iter().map(|name| tiny(&device, name))) {
+        let others = common::drawn_on(&device, 1, ["gemma3", "qwen35"]).into_iter().map(|name| tiny(&device, name));
+        for model in std::iter::once(builtin(&device)).chain(others) {
             let name = format!("{} on {}", model.name(), device.info().name);
             let requests: Vec<Request> = prompts(&model, 6, 3)
                 .into_iter()
@@ -231,8 +230,7 @@ fn a_common_beginning_is_computed_once() {
     for device in executors() {
         let mut models = vec![("builtin", builtin(&device))];
         let others = ["gemma3", "mistral-sliding", "lfm2", "qwen35", "granite-hybrid"];
-        let others = if device.is_gpu() { common::drawn(1, others) } else { others.into() };
-        models.extend(others.into_iter().map(|name| (name, tiny(&device, name))));
+        models.extend(common::drawn_on(&device, 1, others).into_iter().map(|name| (name, tiny(&device, name))));
         for (name, model) in models {
             let common = ids(COMMON, 1, &model);
             let request = |seed, n| Request::new([&common[..], &ids(n, seed, &model)].concat(), greedy(5));

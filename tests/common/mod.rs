@@ -120,6 +120,11 @@ pub mod shared {
         super::in_drawn(open_gpu, tiers)
     }
 
+    /// The first adapter in each of these tiers that it has. Without any the test is skipped.
+    pub fn gpus_in_each(tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
+        super::or_skipped(super::found_by(open_gpu, tiers.into_iter().map(Some)).collect())
+    }
+
     /// See [`super::executors`].
     pub fn executors() -> Vec<Device> {
         std::iter::once(super::cpu()).chain(super::found_by(open_gpu, [None])).collect()
@@ -131,14 +136,16 @@ pub mod shared {
 #[cfg(not(target_arch = "wasm32"))]
 fn in_drawn(open: fn(Option<Tier>) -> Result<Device, Error>, tiers: impl IntoIterator<Item = Tier>) -> Vec<Device> {
     let tiers: Vec<Tier> = tiers.into_iter().collect();
-    if is_full() {
+    if is_full() || tiers.len() == 1 {
         return found_by(open, tiers.into_iter().map(Some)).collect();
     }
     let asked = std::env::var("TILEWRIGHT_TIER").ok();
     let mut order = shuffled(Tier::ALL.into_iter());
     order.sort_by_key(|tier| asked.as_deref() != Some(tier.name()));
     order.retain(|tier| tiers.contains(tier));
-    found_by(open, order.into_iter().map(Some)).take(1).collect()
+    let found: Vec<Device> = found_by(open, order.into_iter().map(Some)).take(1).collect();
+    found.iter().for_each(|device| skip_part(format_args!("all tiers but {}", device.tier().name())));
+    found
 }
 
 /// The adapters that are there in these tiers.
@@ -207,10 +214,16 @@ pub fn seed() -> u64 {
 }
 
 /// So many of the items, in an order that the seed draws; all of them with `TILEWRIGHT_FULL`, in their own order. For cases of one
-/// kind of which each compiles shaders of its own, which a software adapter takes seconds for.
+/// kind that take seconds each.
 pub fn drawn<T>(n: usize, items: impl IntoIterator<Item = T>) -> Vec<T> {
     let items = items.into_iter();
     if is_full() { items.collect() } else { shuffled(items).into_iter().take(n).collect() }
+}
+
+/// On a GPU as [`drawn`]: a software adapter compiles shaders for each. On the CPU all of them.
+#[cfg(not(target_arch = "wasm32"))]
+pub fn drawn_on<T>(device: &Device, n: usize, items: impl IntoIterator<Item = T>) -> Vec<T> {
+    if device.is_gpu() { drawn(n, items) } else { items.into_iter().collect() }
 }
 
 fn shuffled<T>(items: impl Iterator<Item = T>) -> Vec<T> {

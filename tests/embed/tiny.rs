@@ -64,7 +64,7 @@ fn rerankers_match_their_references() {
             ("modernbert-bpe", true),
             ("modernbert-bpe/reranker.gguf", true),
         ];
-        for (name, sigmoid) in if device.is_gpu() { common::drawn(3, files) } else { files.into() } {
+        for (name, sigmoid) in common::drawn_on(&device, 3, files) {
             let cases = cases(name, "pairs");
             let pairs: Vec<_> = cases.iter().map(|case| (text(case, "a"), text(case, "b"))).collect();
             let model = reranker(&device, name, RerankOptions::default());

@@ -1,6 +1,7 @@
-// What is drawn anew each time where software is too slow for all of it: in an order of a seed that is printed, for so many seconds.
+// Draws some of many cases where a software GPU is too slow for all of them. The seed is printed.
 
 const seed = Number(process.env.TILEWRIGHT_SEED ?? Date.now() % 1_000_000);
+if (!Number.isInteger(seed)) throw new Error(`TILEWRIGHT_SEED is ${process.env.TILEWRIGHT_SEED}, expected a whole number`);
 const isFull = Boolean(process.env.TILEWRIGHT_FULL);
 
 /** A number of 32 bits for each pair of a seed and a position (the finaliser of MurmurHash3). */
@@ -30,6 +31,7 @@ export function* drawn(t, items, seconds) {
 /** One of the items, or all of them with TILEWRIGHT_FULL. */
 export function oneOf(items) {
   if (isFull) return items;
-  console.log(`TILEWRIGHT_SEED=${seed}`);
-  return [items[seed % items.length]];
+  const item = items[seed % items.length];
+  console.log(`left out by TILEWRIGHT_SEED=${seed}: all of [${items.join(", ")}] but ${item}`);
+  return [item];
 }

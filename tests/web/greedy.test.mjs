@@ -14,8 +14,8 @@ import { pathToFileURL } from "node:url";
 
 import { openBrowser } from "./browser.mjs";
 import { missingDeno, runInDeno } from "./deno.mjs";
-import { missingFirefox, openFirefox } from "./firefox.mjs";
 import { drawn } from "./drawn.mjs";
+import { missingFirefox, openFirefox } from "./firefox.mjs";
 import { dataPath, repository, startServer } from "./server.mjs";
 import { tensors } from "./tensors.mjs";
 import { missingWebKit, openWebKit } from "./webkit.mjs";

@@ -1,5 +1,6 @@
 // The package in a place besides Chromium and Node: what a program does with it, on the CPU and, where the place has one, on a GPU.
-// The GPU of one place is drawn. With TILEWRIGHT_FULL all of them run, an encoder too; greedy tokens of all models with a reference are `greedy.test.mjs`.
+// Of the places that have a GPU one is drawn to use it. With TILEWRIGHT_FULL all of them do, and run an encoder too. Greedy tokens of
+// all models with a reference are `greedy.test.mjs`.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
