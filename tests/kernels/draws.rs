@@ -86,9 +86,7 @@ const DIFFERENT: f64 = 0.005;
 
 fn check_draws(device: &Device) {
     let (mut different, mut total) = (0, 0);
-    // A GPU has a fifth by default, in which each vocabulary and each cut comes at least once.
-    let stride = if device.is_gpu() && !common::is_full() { 5 } else { 1 };
-    for (i, setting) in all_settings().iter().enumerate().step_by(stride) {
+    for (i, setting) in common::drawn_on(device, 8, all_settings().iter().enumerate()) {
         let drawn = draws(device, setting).expect("the draws run");
         let logits: Vec<f32> = setting
             .logits
@@ -152,8 +150,9 @@ fn lists_change_no_draw() {
     };
     let logits: Vec<f32> = (0..vocab as usize).map(|id| of(id, &mut rng)).collect();
     let gpu = shared::gpu(Some(Tier::Baseline));
+    let cuts = [(1.0, 0.0, 1.0), (0.8, 0.0, 1.3), (0.95, 0.05, 0.8)];
     for device in gpu.into_iter().chain([common::cpu()]) {
-        for (top_p, min_p, temperature) in [(1.0, 0.0, 1.0), (0.8, 0.0, 1.3), (0.95, 0.05, 0.8)] {
+        for (top_p, min_p, temperature) in common::drawn_on(&device, 1, cuts) {
             let [listed, all] = [1024, 1025].map(|top_k| {
                 let seed = [9, 1];
                 let sampling = Sampling { seed, ..settings(top_k, top_p, min_p, temperature) };
@@ -182,7 +181,7 @@ fn gpu_and_cpu_draw_the_same() {
     let Some(gpu) = shared::gpu(Some(Tier::Baseline)) else { return };
     let cpu = common::cpu();
     let (mut same, mut total) = (0, 0);
-    for setting in all_settings().iter().step_by(3) {
+    for setting in common::drawn(8, &all_settings()) {
         let (a, b) = (draws(&gpu, setting).expect("gpu"), draws(&cpu, setting).expect("cpu"));
         same += a.iter().zip(&b).filter(|(a, b)| a == b).count();
         total += a.len();

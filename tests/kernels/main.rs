@@ -61,7 +61,7 @@ use web_time::Instant;
 
 /// How long an executor goes on beginning cases beyond one of each kernel. On a software adapter nearly all of it goes to
 /// compiling pipelines.
-const BUDGET: Duration = Duration::from_secs(if cfg!(target_arch = "wasm32") { 12 } else { 40 });
+const BUDGET: Duration = Duration::from_secs(if cfg!(target_arch = "wasm32") { 12 } else { 30 });
 /// Cases that must have been executed on the GPU's tiers together, and on the CPU, where all are.
 const FEWEST: [usize; 2] = [12_000, 6000];
 /// One case in so many is run `REPEATS` times and must give the same bits each time.
@@ -302,8 +302,6 @@ fn gpu_matches_oracle() {
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
 fn every_choice_matches_oracle() {
-    // One case in so many, another for each choice.
-    let share = if common::is_full() { 37 } else { 27 };
     let Some(device) = shared::gpu(Some(Tier::Subgroups)).or_else(|| shared::gpu(Some(Tier::Baseline))) else { return };
     // A device skips the cases of kernels that its tier has no variant of.
     let Some(baseline) = shared::gpu(Some(Tier::Baseline)) else { return };
@@ -331,11 +329,13 @@ fn every_choice_matches_oracle() {
         let of_choice = if common::is_full() { &few[..] } else { &few[i % few.len()..][..1] };
         let few = |case: &Case| of_choice.iter().any(|weight| case.variant.starts_with(weight));
         let cases = all_cases().into_iter().filter(|case| kernels.contains(&case.kernel) && few(case));
-        let cases: Vec<Case> = cases.skip(i).step_by(share).collect();
+        // One in so many, another for each choice; or some that are drawn.
+        let cases: Vec<Case> = if common::is_full() { cases.skip(i).step_by(37).collect() } else { common::drawn(9, cases) };
         println!("{choice:?}");
         let of_choice = common::block_on(conform(&device.with_tuning(tuning), &cases, None));
         (executed, failed) = (executed + of_choice.0, failed + of_choice.1);
     }
     assert!(failed == 0, "{failed} of {executed} cases failed");
-    assert!(filter().is_some() || executed > 300, "only {executed} cases were executed");
+    let fewest = if common::is_full() { 300 } else { 100 };
+    assert!(filter().is_some() || executed > fewest, "only {executed} cases were executed");
 }
