@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput};
-use tilewright::bench::yardsticks::{
+use tilewright::kernels::microbench::{
     FmaRounds, PROBE_FMA_FLOP, PROBE_READS, ReadOrder, matmul_naive, probe_copy, probe_fma, probe_read, probe_reduce,
 };
 use tilewright::kernels::{

@@ -3,8 +3,7 @@
 //! Rates are those of a session, a single sequence, by the host's clock: what a user sees. [`Roofline`] says how many
 //! bytes and operations a token needs at least, [`Probes`] what the same device did in the same run with one kernel that
 //! does nothing but move bytes, and one that does nothing but multiply. [`kernels`] has the same for each
-//! kernel, [`embed`] for text encoders, [`mol`] for mixtures of logits, `serve` for a server under load; [`yardsticks`] are kernels that
-//! are there to be compared with.
+//! kernel, [`embed`] for text encoders, [`mol`] for mixtures of logits, `serve` for a server under load.
 //! A [`report`] has it all for one device, in a form that others can read.
 
 #[cfg(not(target_arch = "wasm32"))]
@@ -19,17 +18,15 @@ pub mod report;
 pub mod serve;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod shapes;
-pub mod yardsticks;
 
 use web_time::Instant;
-use yardsticks::{PROBE_READS, ReadOrder, probe_read};
 
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::generate::{GenerateOptions, Session};
-use crate::kernels::CachedKeys;
-use crate::kernels::{Linear, matmul, scale};
+use crate::kernels::microbench::{PROBE_READS, ReadOrder, probe_read};
+use crate::kernels::{CachedKeys, Linear, matmul, scale};
 use crate::matrix::Matrix;
 use crate::model::{Attention, Block, KvCache, LayerCache, ModelConfig, Transformer};
 use crate::recording::{Recording, Workspace};

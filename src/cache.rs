@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::load::Xxh64;
+use crate::xxh64::Xxh64;
 
 /// The folder for them. `TILEWRIGHT_CACHE_DIR` moves it; empty turns it off.
 pub(crate) fn folder() -> Option<PathBuf> {

@@ -9,12 +9,11 @@ use bytemuck::Pod;
 use web_time::Instant;
 
 use crate::counters::LiveCounters;
-use crate::device::WordCopy;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::gpu::Faults;
 use crate::recording::{Products, Step};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, WordCopy};
 
 mod activation;
 mod argmax;

@@ -22,8 +22,8 @@ use crate::matrix::Matrix;
 use crate::recording::{Recorder, Recording};
 use crate::shaders::Tier;
 use crate::target::{Target, TargetKind, TargetLimits, Tuning};
-use crate::tensor::{Role, Tensor, TensorWriter};
-use crate::tuning::Tested;
+use crate::tensor::{Role, Tensor, TensorWriter, WordCopy};
+use crate::tested::Tested;
 
 /// Which device to open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -133,29 +133,11 @@ enum Rounding {
     Activations(Tier),
 }
 
-/// Words of a tensor on their way into another: each with the first.
-#[derive(Clone, Debug)]
-pub(crate) struct WordCopy {
-    pub from: (Tensor, usize),
-    pub to: (Tensor, usize),
-    pub n_words: usize,
-}
-
 /// A handle to an open device; clones share it.
 #[derive(Clone, Debug)]
 pub struct Device(Arc<Inner>);
 
 impl Device {
-    /// A real GPU if there is one, else the CPU: on a software adapter the same work takes longer than on the CPU
-    /// itself. [`Device::info`] says what was chosen and why.
-    #[cfg(not(target_arch = "wasm32"))]
-    pub async fn auto() -> Device {
-        match Device::open(&DeviceChoice::Auto, None).await {
-            Ok(device) => device,
-            Err(error) => Device::on_cpu(format!("the GPU could not be used: {error}")),
-        }
-    }
-
     /// The CPU executor, all of whose arithmetic is in 32-bit floats: what other devices are compared with. A device that
     /// [`Device::open`] opens may round, see [`LoadOptions::exact`](crate::LoadOptions::exact).
     pub fn cpu() -> Device {
@@ -167,100 +149,12 @@ impl Device {
         Device(Arc::new(Inner { rounding: Rounding::Never, ..(*self.0).clone() }))
     }
 
-    /// Opens the chosen device; `tier` overrides the shader tier that would be picked for it.
-    ///
-    /// Where this program, adapter, driver and tier meet for the first time, the pipelines that a model, an encoder or an
-    /// index has recorded are compared with the CPU before their first result is given out; shader variants that compute
-    /// wrongly are banned, see [`Device::banned`]. What was found is kept in the user's cache folder, or the one that
-    /// `TILEWRIGHT_CACHE_DIR` names; if that is empty, in this process alone.
-    ///
-    /// # Errors
-    /// [`Error::NoAdapter`] if the choice names a GPU that is not there, [`Error::Limit`] if it lacks what the tier or
-    /// the kernels need, [`Error::Gpu`] if it cannot be opened. `Auto` falls
-    /// back to the CPU only where no real GPU exists, never because one failed.
-    #[cfg(not(target_arch = "wasm32"))]
-    pub async fn open(choice: &DeviceChoice, tier: Option<Tier>) -> Result<Device, Error> {
-        Device::open_in(choice, tier, crate::cache::folder().as_deref()).await
-    }
-
-    /// As [`Device::open`], with another folder for what is kept from run to run, or none, whatever the environment
-    /// says.
-    ///
-    /// # Errors
-    /// As [`Device::open`].
-    #[cfg(not(target_arch = "wasm32"))]
-    pub async fn open_in(choice: &DeviceChoice, tier: Option<Tier>, folder: Option<&Path>) -> Result<Device, Error> {
-        Device::set_up(choice, Setup { tier, folder, ..Setup::default() }).await
-    }
-
-    /// As [`Device::open_in`], with a shader variant that does nothing, or one pipeline of it, written as in the tuning's
-    /// file, so that a test can tell what becomes of it.
-    #[doc(hidden)]
-    #[cfg(not(target_arch = "wasm32"))]
-    pub async fn open_broken(
-        choice: &DeviceChoice,
-        tier: Option<Tier>,
-        folder: &Path,
-        broken: &str,
-    ) -> Result<Device, Error> {
-        Device::set_up(choice, Setup { tier, folder: Some(folder), broken: Some(broken), ..Setup::default() }).await
-    }
-
-    /// As [`Device::open_in`], with faults on demand.
-    ///
-    /// # Errors
-    /// As [`Device::open`].
-    #[doc(hidden)]
-    #[cfg(all(feature = "fault-injection", not(target_arch = "wasm32")))]
-    pub async fn open_with_faults(
-        choice: &DeviceChoice,
-        tier: Option<Tier>,
-        folder: Option<&Path>,
-        faults: &crate::gpu::Faults,
-    ) -> Result<Device, Error> {
-        Device::set_up(choice, Setup { tier, folder, faults: Some(faults), ..Setup::default() }).await
-    }
-
-    #[cfg(not(target_arch = "wasm32"))]
-    async fn set_up(choice: &DeviceChoice, setup: Setup<'_>) -> Result<Device, Error> {
-        match choice {
-            DeviceChoice::Cpu => Ok(Device::on_cpu_with("asked for".into(), setup.faults())),
-            _ => {
-                let device = Device::open_one(choice, Device::adapters().await, setup).await?;
-                Ok(match setup.folder {
-                    Some(folder) if device.is_gpu() => crate::tuning::from_folder(&device, folder),
-                    None if device.is_gpu() => device.with_tested(Tested::of_process(device.info())),
-                    _ => device,
-                })
-            }
-        }
-    }
-
-    /// Opens the chosen device in a browser; `adapter` is what the page knows of its adapter, if it has one.
-    ///
-    /// # Errors
-    /// As natively.
-    #[cfg(target_arch = "wasm32")]
-    pub async fn open(
-        choice: &DeviceChoice,
-        adapter: Option<&crate::gpu::BrowserAdapter>,
-        tier: Option<Tier>,
-    ) -> Result<Device, Error> {
-        let reports = match adapter {
-            Some(adapter) if *choice != DeviceChoice::Cpu => vec![crate::gpu::browser_adapter(adapter).await?],
-            _ => Vec::new(),
-        };
-        match choice {
-            DeviceChoice::Cpu => Ok(Device::on_cpu("asked for".into())),
-            _ => {
-                let device = Device::open_one(choice, reports, Setup { tier, ..Setup::default() }).await?;
-                Ok(if device.is_gpu() { device.with_tested(Tested::of_process(device.info())) } else { device })
-            }
-        }
-    }
-
     /// Opens the one of these adapters that `choice` means, or the CPU.
-    async fn open_one(choice: &DeviceChoice, reports: Vec<AdapterReport>, setup: Setup<'_>) -> Result<Device, Error> {
+    pub(crate) async fn open_one(
+        choice: &DeviceChoice,
+        reports: Vec<AdapterReport>,
+        setup: Setup<'_>,
+    ) -> Result<Device, Error> {
         let real =
             |power: Power| reports.iter().filter(|r| !r.is_software).min_by_key(|r| power.rank(r.kind, &r.backend));
         let found = match choice {
@@ -338,7 +232,7 @@ impl Device {
         Device::on_cpu_with(reason, Faults::default())
     }
 
-    fn on_cpu_with(reason: String, faults: Faults) -> Device {
+    pub(crate) fn on_cpu_with(reason: String, faults: Faults) -> Device {
         let info = DeviceInfo {
             name: match crate::cpu::threads() {
                 1 => "CPU, 1 thread".into(),
@@ -480,15 +374,6 @@ impl Device {
         let mut inner = Inner { target, tested, tuning_file, ..(*self.0).clone() };
         inner.info.notices = notices;
         Device(Arc::new(inner))
-    }
-
-    /// Writes the tuning to its file. Does nothing where there is none.
-    ///
-    /// # Errors
-    /// [`Error::Io`] if the file cannot be written; the device goes on working.
-    #[cfg(not(target_arch = "wasm32"))]
-    pub fn save_tuning(&self) -> Result<(), Error> {
-        crate::tuning::write(self, Some(self.tuning()))
     }
 
     /// Limits for recordings.
@@ -887,22 +772,6 @@ impl TensorWriter for Device {
     fn write_words(&self, tensor: &Tensor, first: usize, words: &[u32]) -> Result<(), Error> {
         self.write(tensor, first, words)
     }
-}
-
-/// As `Send`, but in a browser, where a device stays on its thread, anything.
-#[cfg(not(target_arch = "wasm32"))]
-pub(crate) trait MaybeSend: Send {}
-#[cfg(not(target_arch = "wasm32"))]
-impl<T: Send> MaybeSend for T {}
-#[cfg(target_arch = "wasm32")]
-pub(crate) trait MaybeSend {}
-#[cfg(target_arch = "wasm32")]
-impl<T> MaybeSend for T {}
-
-/// Lets a browser's event loop take its turn in the middle of long work; elsewhere nothing waits for the calling thread.
-pub(crate) async fn pause() {
-    #[cfg(target_arch = "wasm32")]
-    crate::web::next_turn().await;
 }
 
 /// Why a real GPU was chosen of several: `others` are those that were not.

@@ -7,7 +7,12 @@
 use std::path::Path;
 use std::path::PathBuf;
 
+#[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
+mod hub;
+
 use crate::loss::LossReason;
+#[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
+pub use hub::HubError;
 
 /// The library's error type.
 #[derive(Debug, thiserror::Error)]
@@ -275,7 +280,7 @@ pub enum Error {
     /// A model of a hub cannot be had.
     #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
     #[error(transparent)]
-    Hub(#[from] crate::hub::HubError),
+    Hub(#[from] HubError),
 
     /// An error inside a named file.
     #[error("{}: {source}", path.display())]

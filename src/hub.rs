@@ -20,7 +20,6 @@ mod choice;
 mod client;
 mod digest;
 mod download;
-mod error;
 mod patience;
 
 use std::env;
@@ -30,8 +29,8 @@ use std::time::{Duration, SystemTime};
 
 use serde::Deserialize;
 
+pub use crate::error::HubError;
 pub use address::Address;
-pub use error::HubError;
 
 use self::cache::{Content, Repo};
 use self::choice::{Choice, File, Folder};

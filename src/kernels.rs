@@ -15,6 +15,7 @@ mod linear_norm;
 #[cfg(feature = "lora")]
 mod lora;
 mod matmul;
+pub mod microbench;
 mod mol;
 mod norm;
 mod pool;

@@ -72,7 +72,9 @@ mod loss;
 mod matrix;
 mod memory;
 pub mod model;
+mod open;
 mod panics;
+mod platform;
 mod recording;
 mod recovery;
 pub mod retrieval;
@@ -83,10 +85,12 @@ pub mod shaders;
 mod sort;
 mod target;
 mod tensor;
+mod tested;
 pub mod tokenizer;
 pub mod tuning;
 #[cfg(target_arch = "wasm32")]
 pub mod web;
+mod xxh64;
 
 #[cfg(not(target_arch = "wasm32"))]
 #[doc(hidden)]

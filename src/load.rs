@@ -8,7 +8,6 @@ mod catalog;
 mod chat;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod convert;
-mod digest;
 mod encoder;
 mod file;
 mod gguf;
@@ -42,7 +41,6 @@ pub use catalog::Catalog;
 pub(crate) use catalog::TableRows;
 pub(crate) use catalog::{Feed, Widened};
 pub use chat::ChatSource;
-pub(crate) use digest::Xxh64;
 pub use file::FileBytes;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use huggingface::config_of_json;

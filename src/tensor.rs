@@ -290,3 +290,11 @@ impl Tensor {
         })
     }
 }
+
+/// Words of a tensor on their way into another: each with the first.
+#[derive(Clone, Debug)]
+pub(crate) struct WordCopy {
+    pub from: (Tensor, usize),
+    pub to: (Tensor, usize),
+    pub n_words: usize,
+}

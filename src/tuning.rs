@@ -8,7 +8,6 @@ mod file;
 mod measure;
 pub(crate) mod operands;
 mod self_test;
-mod tested;
 
 use crate::dtype::DType;
 
@@ -19,7 +18,6 @@ pub use measure::tune;
 pub(crate) use measure::tune_products;
 pub use measure::{Timed, TunedRow};
 pub(crate) use self_test::{record_tested, self_test, while_testing};
-pub(crate) use tested::Tested;
 
 /// Largest normalised mean squared error of results that count as the same; products that are staged in half precision
 /// reach 2e-7.

@@ -36,7 +36,6 @@ use serde::Serialize;
 #[cfg(feature = "web-kernels")]
 use serde::de::DeserializeOwned;
 use wasm_bindgen::prelude::*;
-use wasm_bindgen_futures::JsFuture;
 
 use crate::error::Error;
 #[cfg(feature = "web-kernels")]
@@ -52,18 +51,6 @@ fn start() {
 #[wasm_bindgen]
 pub fn version() -> String {
     env!("CARGO_PKG_VERSION").into()
-}
-
-/// Resolves in the event loop's next turn.
-pub(crate) async fn next_turn() {
-    // Windows, Node and Deno are no workers, but have this method as well.
-    let scope = js_sys::global().unchecked_into::<web_sys::WorkerGlobalScope>();
-    let promise = js_sys::Promise::new(&mut |resolve, _| {
-        // Its errors are those of a callback that is text.
-        let _ = scope.set_timeout_with_callback_and_timeout_and_arguments_0(&resolve, 0);
-    });
-    // The promise is never rejected.
-    let _ = JsFuture::from(promise).await;
 }
 
 /// A JavaScript error with a `code`.

@@ -23,6 +23,7 @@ mod generate;
 #[cfg(feature = "grammar")]
 mod grammar;
 mod hub;
+mod layers;
 mod lora;
 #[path = "matrices/main.rs"]
 mod matrices;

@@ -1,10 +1,10 @@
 //! A mixture of logits on the roofline of a device, and the shapes of it that fit limits of time and memory.
 
-use super::yardsticks::{mol_gate, weighted_sum};
 use super::{Effort, Limits, Probes, seconds};
 use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
+use crate::kernels::microbench::{mol_gate, weighted_sum};
 use crate::kernels::{
     self, Combination, Linear, MolActivation, MolForm, MolGate, MolGateWeights, MolOperands, MolScores, Pairing,
 };

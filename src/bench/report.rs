@@ -4,15 +4,15 @@
 use serde::Serialize;
 
 use super::kernels::{self, KernelRow, Plan, Shapes, WEIGHTS};
-use super::yardsticks::{
-    FmaRounds, PROBE_FMA_FLOP, PROBE_READS, ReadOrder, probe_copy, probe_fma, probe_read, probe_reduce,
-};
-#[cfg(not(target_arch = "wasm32"))]
-use super::yardsticks::{probe_matrix, probe_matrix_size};
 use super::{Effort, Probes, seconds};
 use crate::device::Device;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
+use crate::kernels::microbench::{
+    FmaRounds, PROBE_FMA_FLOP, PROBE_READS, ReadOrder, probe_copy, probe_fma, probe_read, probe_reduce,
+};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::kernels::microbench::{probe_matrix, probe_matrix_size};
 use crate::recording::{Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::operands::words;

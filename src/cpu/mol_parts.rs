@@ -3,7 +3,7 @@
 use super::activation::{EXP_OPS, Silu};
 use super::simd::{self, Map};
 use super::{Call, threads};
-use crate::bench::yardsticks::{MolGateParams, WeightedSumParams};
+use crate::kernels::microbench::{MolGateParams, WeightedSumParams};
 
 pub(crate) fn mol_gate(mut call: Call<'_>) {
     let MolGateParams { n_items, n_queries, pairs, is_sum, .. } = call.params();

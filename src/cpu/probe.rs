@@ -2,7 +2,7 @@
 
 use super::simd::{self, Lanes, WideWork};
 use super::{Call, threads};
-use crate::bench::yardsticks::{
+use crate::kernels::microbench::{
     PROBE_NUMBERS, PROBE_READS, ProbeCopyParams, ProbeFmaParams, ProbeReadParams, ProbeReduceParams,
 };
 
@@ -124,7 +124,7 @@ impl Fma<'_> {
 
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn probe_matrix(mut call: Call<'_>) {
-    let params: crate::bench::yardsticks::ProbeMatrixParams = call.params();
+    let params: crate::kernels::microbench::ProbeMatrixParams = call.params();
     let [x, y] = call.operands();
     let x = x.get::<f32>();
     // The CPU's matrices are those of the baseline.

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use super::batch::{EncoderPasses, Head, Tokens, batches, size_for};
 use super::place::Second;
-use crate::device::{Device, Pending, pause};
+use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::formats::BlockType;
 use crate::load::{Feed, ModelHeader, Widened};
 use crate::memory::Limit;
 use crate::model::{ModelConfig, Transformer, Weights};
+use crate::platform::pause;
 use crate::recording::MemoryPlan;
 use crate::tokenizer::{EncodeOptions, EncodingCache, PairTemplate, Tokenizer};
 

@@ -14,13 +14,14 @@ use super::sequence::Sequence;
 use super::stream::Teller;
 #[cfg(not(target_arch = "wasm32"))]
 use super::watchdog::Watchdog;
-use crate::device::{Device, pause};
+use crate::device::Device;
 use crate::error::Error;
 use crate::generate::{Model, StopReason};
 use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
 use crate::loss::LossReason;
 use crate::model::RowsEnding;
 use crate::panics::{caught, caught_in};
+use crate::platform::pause;
 use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;
 

@@ -4,13 +4,13 @@
 use std::collections::HashMap;
 
 use super::pages::PageId;
-use crate::device::{Device, WordCopy};
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{KvType, PAGE};
 use crate::model::{Ending, KvCache, LayerCache, PassTensors, RowsEnding, Transformer};
 use crate::recording::{MemoryPlan, Products, Recorder, Recording, Workspace};
-use crate::tensor::{Role, Tensor};
+use crate::tensor::{Role, Tensor, WordCopy};
 use crate::tuning::self_test;
 
 /// What decides how much an engine takes.

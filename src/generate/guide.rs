@@ -2,8 +2,8 @@
 
 use super::model::Model;
 use super::options::GenerateOptions;
-use crate::device::MaybeSend;
 use crate::error::Error;
+use crate::platform::MaybeSend;
 
 /// Says which tokens may come next in a text. [`grammar`](crate::grammar) does, and so may whoever runs a generation.
 pub(crate) trait TokenGuide: MaybeSend {

@@ -28,7 +28,7 @@ use crate::formats::BlockType;
 #[cfg(feature = "grammar")]
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
-use crate::load::{Catalog, ChatSource, FURTHER_TOKENS, Feed, FileBytes, ModelFile, ModelHeader, Xxh64};
+use crate::load::{Catalog, ChatSource, FURTHER_TOKENS, Feed, FileBytes, ModelFile, ModelHeader};
 use crate::memory::Limit;
 use crate::model::{Block, KvCache, ModelConfig, PassTensors, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
@@ -36,6 +36,7 @@ use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 use crate::tokenizer::{EncodeOptions, EncodingCache, Tokenizer};
 use crate::tuning::{record_tested, while_testing};
+use crate::xxh64::Xxh64;
 
 /// Context length where neither the caller nor a shorter model says otherwise.
 const DEFAULT_CONTEXT: u32 = 4096;

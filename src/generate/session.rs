@@ -12,9 +12,10 @@ use super::options::{ContextPolicy, GenerateOptions};
 use super::pace::Pace;
 use super::passes::RecordedPasses;
 use super::sequence::Sequence;
-use crate::device::{Device, Pending, pause};
+use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::model::{Ending, KvCache, VERIFIED_ROWS};
+use crate::platform::pause;
 use crate::recording::{MemoryPlan, Recording};
 use crate::tokenizer::EncodeOptions;
 

@@ -22,12 +22,11 @@ use super::polling::poll;
 use super::readback::{Poller, ReadFuture, Staging, map};
 use super::signal::{Completion, complete};
 use crate::counters::LiveCounters;
-use crate::device::WordCopy;
 use crate::error::Error;
 use crate::loss::LossReason;
 use crate::recording::{Recording, Step};
 use crate::shaders::Tier;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, WordCopy};
 
 /// How to open a device.
 #[derive(Clone, Copy, Default)]

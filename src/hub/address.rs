@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::error::HubError;
+use crate::error::HubError;
 
 /// What an address begins with.
 const SCHEME: &str = "hf:";

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::address::Address;
 use super::digest::Digest;
-use super::error::HubError;
+use crate::error::HubError;
 
 /// The quantisation of an address that names none: the first of these that is there. Small before exact, but nothing that
 /// loses more than a hundredth of a model's quality; then what a few repositories have alone.

@@ -9,7 +9,7 @@ use ureq::http::{HeaderMap, Uri};
 use ureq::{Agent, Body};
 
 use super::digest::Digest;
-use super::error::HubError;
+use crate::error::HubError;
 
 const USER_AGENT: &str = concat!("tilewright/", env!("CARGO_PKG_VERSION"));
 const MAX_REDIRECTS: usize = 10;

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::client::{Answer, Client};
 use super::digest::{Digest, Sum};
-use super::error::HubError;
 use super::patience::Patience;
 use crate::error::Error;
+use crate::error::HubError;
 
 const BUFFER_BYTES: usize = 256 << 10;
 

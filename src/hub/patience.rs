@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::error::HubError;
 use crate::error::Error;
+use crate::error::HubError;
 
 /// Tries in a row that bring nothing.
 const MAX_TRIES: u32 = 5;

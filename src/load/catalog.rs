@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[cfg(not(target_arch = "wasm32"))]
 use std::thread::ScopedJoinHandle;
 
-use super::digest::Xxh64;
 use super::gguf::FACTORS;
 use super::{FileBytes, WeightShare, mxfp4};
 use crate::device::Device;
@@ -20,6 +19,7 @@ use crate::matrix::{Matrix, TailEdges, file_row_bytes};
 #[cfg(not(target_arch = "wasm32"))]
 use crate::model::ExpertPart;
 use crate::model::{Destination, RowPlaces, SourceTensor, WeightSource, layer_of};
+use crate::xxh64::Xxh64;
 
 /// Tensors under GGUF's names, and where each lies.
 #[derive(Clone, Debug, Default)]

@@ -2,8 +2,9 @@
 
 use super::catalog::Wanted;
 use super::{Feed, FileName, Head, HeaderReader, ModelHeader};
-use crate::device::{Device, MaybeSend};
+use crate::device::Device;
 use crate::error::Error;
+use crate::platform::MaybeSend;
 
 /// Feeds a model's files into a device while they arrive; no more of them is kept than headers and a row. `T` is a
 /// [`Model`](crate::Model), an [`Embedder`](crate::Embedder) or a [`Reranker`](crate::Reranker), each of which makes its own

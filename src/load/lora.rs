@@ -19,7 +19,6 @@ use std::path::Path;
 use super::FileBytes;
 use super::architectures::Architecture;
 use super::catalog::{Stored, check_type, floats};
-use super::digest::Xxh64;
 use super::huggingface::missing;
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
@@ -28,6 +27,7 @@ use crate::formats::safetensors::Safetensors;
 use crate::formats::{BlockType, TensorInfo};
 use crate::kernels::RopeStyle;
 use crate::model::ModelConfig;
+use crate::xxh64::Xxh64;
 
 /// Names of a folder's files.
 const CONFIG: &str = "adapter_config.json";

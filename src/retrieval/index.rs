@@ -35,12 +35,13 @@ use half::slice::HalfFloatSliceExt;
 pub use bitset::Bitset;
 pub use file::IndexLoader;
 
-use crate::device::{Device, Pending, pause};
+use crate::device::{Device, Pending};
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
 use crate::file_row_bytes;
 use crate::kernels::{Linear, MAX_TOP, NO_ITEM, TopStrip, merge_top, select_top, top_splits};
 use crate::matrix::{Matrix, TailEdges};
+use crate::platform::pause;
 use crate::recording::{Recording, Workspace};
 use crate::retrieval::{Hit, listed};
 use crate::tensor::{Role, Tensor};

@@ -10,9 +10,6 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::tested::Found;
-#[cfg(not(target_arch = "wasm32"))]
-use super::tested::Tested;
 #[cfg(not(target_arch = "wasm32"))]
 use crate::cache;
 #[cfg(not(target_arch = "wasm32"))]
@@ -23,6 +20,9 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::shaders::{self, Tier, Variant};
 use crate::target::{Bucket, Choice, PlaceKey, Tuning};
+use crate::tested::Found;
+#[cfg(not(target_arch = "wasm32"))]
+use crate::tested::Tested;
 
 /// The largest file that is read: far more than all buckets there are.
 #[cfg(not(target_arch = "wasm32"))]

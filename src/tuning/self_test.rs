@@ -5,7 +5,7 @@
 use super::compare;
 use super::operands::{input, keys, matrix, uniform};
 use crate::cpu::cached::{read_row, write_row};
-use crate::device::{Device, MaybeSend};
+use crate::device::Device;
 use crate::dtype::{BLOCK, DType, WeightType};
 use crate::error::Error;
 use crate::kernels::{
@@ -20,6 +20,7 @@ use crate::kernels::{
 };
 #[cfg(feature = "lora")]
 use crate::kernels::{LowRank, add_lora, gate_up_lora, matvec_lora, up_gated_lora};
+use crate::platform::MaybeSend;
 use crate::recording::{PipelineKey, Recorder, Recording, Step, Workspace};
 use crate::shaders::{self, Kernel, Tier, Variant};
 use crate::target::{Choice, Tuning};
@@ -898,8 +899,8 @@ mod tests {
     use pollster::block_on;
 
     use super::*;
-    use crate::bench::yardsticks::probe_copy;
     use crate::device::DeviceChoice;
+    use crate::kernels::microbench::probe_copy;
     use crate::matrix::Matrix;
 
     /// The operands of each weight type are such that a GPU and the CPU agree on what they stand for.

@@ -1,6 +1,6 @@
 //! Operands of the wrong shape: each is refused by an error that names the kernel and the operand.
 
-use tilewright::bench::yardsticks::{
+use tilewright::kernels::microbench::{
     FmaRounds, ReadOrder, matmul_naive, mol_gate, probe_copy, probe_fma, probe_matrix, probe_read, probe_reduce,
     weighted_sum,
 };

@@ -3,7 +3,7 @@
 #[cfg(not(target_arch = "wasm32"))]
 use tilewright::Tier;
 #[cfg(not(target_arch = "wasm32"))]
-use tilewright::bench::yardsticks::matmul_naive;
+use tilewright::kernels::microbench::matmul_naive;
 use tilewright::kernels::{self, Activation, Gate, Gelu, Input, Linear, Norm};
 use tilewright::{Error, Recorder, Tensor, WeightType};
 

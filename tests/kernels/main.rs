@@ -330,7 +330,8 @@ fn every_choice_matches_oracle() {
         let few = |case: &Case| of_choice.iter().any(|weight| case.variant.starts_with(weight));
         let cases = all_cases().into_iter().filter(|case| kernels.contains(&case.kernel) && few(case));
         // One in so many, another for each choice; or some that are drawn.
-        let cases: Vec<Case> = if common::is_full() { cases.skip(i).step_by(37).collect() } else { common::drawn(9, cases) };
+        let cases: Vec<Case> =
+            if common::is_full() { cases.skip(i).step_by(37).collect() } else { common::drawn(9, cases) };
         println!("{choice:?}");
         let of_choice = common::block_on(conform(&device.with_tuning(tuning), &cases, None));
         (executed, failed) = (executed + of_choice.0, failed + of_choice.1);

@@ -1,7 +1,7 @@
 //! `mol_gate` and `weighted_sum`: a mixture of logits step by step.
 
-use tilewright::bench::yardsticks;
 use tilewright::kernels::Combination;
+use tilewright::kernels::microbench;
 
 use crate::common::Expected;
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND};
@@ -48,7 +48,7 @@ fn gate(source: &mut Source, combination: Combination, n_items: u32, n_queries: 
     ];
     Job::new(operands, move |rec, bound| {
         let parts = [bound.tensor(0), bound.tensor(1), bound.tensor(2)];
-        yardsticks::mol_gate(rec, combination, parts, bound.tensor(3))
+        microbench::mol_gate(rec, combination, parts, bound.tensor(3))
     })
 }
 
@@ -65,5 +65,5 @@ fn weighted_sum(source: &mut Source, n_rows: u32, dim: u32) -> Job {
         Operand::floats("weight", &[n_rows, dim], weight),
         Operand::floats("x", &[n_rows, dim], x),
     ];
-    Job::new(operands, |rec, bound| yardsticks::weighted_sum(rec, bound.tensor(1), bound.tensor(2), bound.tensor(0)))
+    Job::new(operands, |rec, bound| microbench::weighted_sum(rec, bound.tensor(1), bound.tensor(2), bound.tensor(0)))
 }

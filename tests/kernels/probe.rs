@@ -1,6 +1,6 @@
 //! The probes: words in every order, sums and products of small whole numbers, all exact to the bit.
 
-use tilewright::bench::yardsticks::{self, FmaRounds, ReadOrder};
+use tilewright::kernels::microbench::{self, FmaRounds, ReadOrder};
 
 use tilewright::Tier;
 
@@ -57,7 +57,7 @@ fn whole(source: &mut Source, n: u32) -> Vec<f32> {
 fn probe_copy(source: &mut Source, n: u32) -> Job {
     let x: Vec<u32> = source.rows(1, n).into_iter().map(f32::to_bits).collect();
     let operands = vec![Operand::words("x", &[n], x.clone()), Operand::exact_words("y", &[n], x)];
-    Job::new(operands, |rec, bound| yardsticks::probe_copy(rec, bound.tensor(0), bound.tensor(1)))
+    Job::new(operands, |rec, bound| microbench::probe_copy(rec, bound.tensor(0), bound.tensor(1)))
 }
 
 fn probe_reduce(source: &mut Source, rows: u32, columns: u32) -> Job {
@@ -65,7 +65,7 @@ fn probe_reduce(source: &mut Source, rows: u32, columns: u32) -> Job {
     let sums: Vec<f32> =
         x.chunks_exact(columns as usize).map(|row| row.iter().map(|&x| f64::from(x)).sum::<f64>() as f32).collect();
     let operands = vec![Operand::floats("x", &[rows, columns], x), Operand::exact_floats("y", &[rows], &sums)];
-    Job::new(operands, |rec, bound| yardsticks::probe_reduce(rec, bound.tensor(0), bound.tensor(1)))
+    Job::new(operands, |rec, bound| microbench::probe_reduce(rec, bound.tensor(0), bound.tensor(1)))
 }
 
 /// By the closed form: `a f^r + s (1 + f + .. + f^(r - 1))`.
@@ -77,7 +77,7 @@ fn probe_fma(n: u32, what: FmaRounds) -> Job {
     let sum = |i: u32| (0..32).map(|n| f64::from(i % 32 + n) * power + s * series).sum::<f64>() as f32;
     let want: Vec<f32> = (0..n).map(sum).collect();
     let operands = vec![Operand::exact_floats("y", &[n], &want)];
-    Job::new(operands, move |rec, bound| yardsticks::probe_fma(rec, what, bound.tensor(0)))
+    Job::new(operands, move |rec, bound| microbench::probe_fma(rec, what, bound.tensor(0)))
 }
 
 /// No case: the side of the matrices is the device's.
@@ -86,7 +86,7 @@ fn probe_matrix_matches_oracle() {
     let mut devices = vec![common::cpu()];
     devices.extend(shared::gpus(Tier::ALL));
     for device in devices {
-        let size = yardsticks::probe_matrix_size(&device.target());
+        let size = microbench::probe_matrix_size(&device.target());
         for (n, rounds) in [(4, 1), (12, 0), (20, 7), (8, 64)] {
             let job = probe_matrix(&mut Source::new(Inputs::Normal, u64::from(n), false), size, n, rounds);
             let outcome = common::block_on(execute(&device, &job, 1));
@@ -108,7 +108,7 @@ fn probe_matrix(source: &mut Source, size: u32, n: u32, rounds: u32) -> Job {
     let want = product.repeat(n as usize);
     let operands =
         vec![Operand::floats("x", &[6, size, size], x), Operand::exact_floats("y", &[n, 2, 4, size, size], &want)];
-    Job::new(operands, move |rec, bound| yardsticks::probe_matrix(rec, bound.tensor(0), bound.tensor(1), rounds))
+    Job::new(operands, move |rec, bound| microbench::probe_matrix(rec, bound.tensor(0), bound.tensor(1), rounds))
 }
 
 /// Word numbers in the order in which they are read.
@@ -139,5 +139,5 @@ fn probe_read(source: &mut Source, n: u32, order: ReadOrder) -> Job {
         y[i % n as usize] ^= x[at as usize];
     }
     let operands = vec![Operand::words("x", &[len], x), Operand::exact_words("y", &[n], y)];
-    Job::new(operands, move |rec, bound| yardsticks::probe_read(rec, bound.tensor(0), bound.tensor(1), order))
+    Job::new(operands, move |rec, bound| microbench::probe_read(rec, bound.tensor(0), bound.tensor(1), order))
 }

@@ -2,14 +2,13 @@
 //! experts as there are slots. The host decides which expert is in which slot, and replaces the numbers that `route` chose.
 
 use super::{ExpertWeights, Matrices, Part, Tensors, routed};
-use crate::device::WordCopy;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::model::block::Experts;
 use crate::model::stack::{Destination, RowPlaces, WeightSource};
 use crate::target::Target;
-use crate::tensor::{Role, Tensor};
+use crate::tensor::{Role, Tensor, WordCopy};
 
 /// Slots for experts of a layer. Those that all tokens have stay in slots of their own, which come last.
 #[derive(Clone, Debug)]

@@ -1,5 +1,5 @@
-//! Kernels that devices and other kernels are measured against. No forward pass and no search uses them. Their shaders are
-//! in `benches/shaders/`; of the probes the WASM module has those that a page measures with, and nothing else.
+//! Kernels that measure a device, and those that other kernels are compared with. No forward pass and no search uses them. Their
+//! shaders are in `benches/shaders/`; of the probes the WASM module has those that a page measures with, and nothing else.
 
 #[cfg(not(target_arch = "wasm32"))]
 mod mol_parts;

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::device::DeviceInfo;
 use crate::recording::PipelineKey;
 
 /// Pipelines that compute as the CPU does, and shader variants that do not.
@@ -24,10 +23,10 @@ pub(crate) struct Found {
 }
 
 impl Tested {
-    /// What this process found on an adapter with its driver, in a tier.
-    pub fn of_process(info: &DeviceInfo) -> Arc<Tested> {
+    /// What this process found on an adapter with its driver, in a tier: `identity` is the names of the adapter, the backend, the
+    /// driver and the tier.
+    pub fn of_process(identity: [String; 4]) -> Arc<Tested> {
         static ALL: LazyLock<Mutex<HashMap<[String; 4], Arc<Tested>>>> = LazyLock::new(Mutex::default);
-        let identity = [&info.name, &info.backend, &info.driver, &info.tier].map(String::clone);
         ALL.lock().unwrap_or_else(PoisonError::into_inner).entry(identity).or_default().clone()
     }
 

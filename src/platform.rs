@@ -1,0 +1,31 @@
+//! What differs between a browser and other systems.
+
+/// As `Send`, but in a browser, where a device stays on its thread, anything.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) trait MaybeSend: Send {}
+#[cfg(not(target_arch = "wasm32"))]
+impl<T: Send> MaybeSend for T {}
+#[cfg(target_arch = "wasm32")]
+pub(crate) trait MaybeSend {}
+#[cfg(target_arch = "wasm32")]
+impl<T> MaybeSend for T {}
+
+/// Lets a browser's event loop take its turn in the middle of long work; elsewhere nothing waits for the calling thread.
+pub(crate) async fn pause() {
+    #[cfg(target_arch = "wasm32")]
+    next_turn().await;
+}
+
+#[cfg(target_arch = "wasm32")]
+async fn next_turn() {
+    use wasm_bindgen::JsCast;
+
+    // Windows, Node and Deno are no workers, but have this method as well.
+    let scope = js_sys::global().unchecked_into::<web_sys::WorkerGlobalScope>();
+    let promise = js_sys::Promise::new(&mut |resolve, _| {
+        // Its errors are those of a callback that is text.
+        let _ = scope.set_timeout_with_callback_and_timeout_and_arguments_0(&resolve, 0);
+    });
+    // The promise is never rejected.
+    let _ = wasm_bindgen_futures::JsFuture::from(promise).await;
+}
