@@ -2,16 +2,7 @@
 
 import { TilewrightError } from "./errors.js";
 import { known } from "./options.js";
-
-/** Addresses of the package's files. Relative ones are relative to the page. */
-export interface ConfigureOptions {
-  /** `worker.js`. On another origin it is started through a `blob:` of one line. */
-  workerUrl?: string | URL | undefined;
-  /** `tilewright_bg.wasm`, the engine. */
-  wasmUrl?: string | URL | undefined;
-  /** `tilewright_text_bg.wasm`, constraints and answers, which is fetched when they are first asked for. */
-  textWasmUrl?: string | URL | undefined;
-}
+import type { ConfigureOptions } from "./types.js";
 
 /** The same, absolute. Without an entry a file is beside the package. */
 export type FileUrls = { [K in keyof ConfigureOptions]?: string };

@@ -2,7 +2,7 @@
 
 import { attempt, storeIfAny } from "./cache.js";
 import { TilewrightError } from "./errors.js";
-import { callOnce } from "./loaded.js";
+import { callOnce } from "./load.js";
 import { known } from "./options.js";
 import { keptAs, specOf } from "./spec.js";
 import type { StoredRecord } from "./store.js";

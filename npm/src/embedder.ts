@@ -2,10 +2,12 @@
 
 import { Embeddings } from "./embeddings.js";
 import { textOf, textsOf } from "./given.js";
-import { defined, Loaded, loadInto, progressOf } from "./loaded.js";
+import type { EmbedderOptions } from "./load-options.js";
+import { loadInto } from "./load.js";
+import { defined, Loaded, progressOf } from "./loaded.js";
 import { known } from "./options.js";
 import { specOf } from "./spec.js";
-import type { EmbedderInfo, EmbedderOptions, EmbedOptions, ModelSource, PromptOptions } from "./types.js";
+import type { EmbedderInfo, EmbedOptions, ModelSource, PromptOptions } from "./types.js";
 
 /**
  * A text encoder (BERT, RoBERTa and what sentence-transformers makes of them), loaded onto a device in a worker of its own.

@@ -3,8 +3,9 @@
 import { fileUrls } from "./configure.js";
 import { fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
+import { hear, type CallOptions, type Line } from "./line.js";
 import { besidePackage, importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, FromWorker, LoadName, Told, ToTarget, ToWorker } from "./protocol.js";
+import type { CallName, Calls, FromWorker, LoadName, ToTarget, ToWorker } from "./protocol.js";
 import type { DeviceInfo, Notice, Progress } from "./types.js";
 
 /** A worker of the browser or a thread of Node. */
@@ -30,57 +31,11 @@ interface Pending {
   keeps?: object | undefined;
 }
 
-/** Options of a call. */
-export interface CallOptions<K extends CallName> {
-  signal?: AbortSignal | undefined;
-  /** Asks the worker to reply soon with what it has. */
-  ending?: AbortSignal | undefined;
-  /** Memory in the arguments that is handed over instead of copied. */
-  transfer?: ArrayBuffer[];
-  onEvent?: (event: Calls[K]["event"]) => void;
-  /** What must not be collected while the call runs. */
-  keeps?: object;
-}
-
 /** Milliseconds that a worker has to put things in order before it is ended. */
 const GRACE_MS = 2000;
 
 /** Bytes whose loss would be felt: the browser is asked to keep them. */
 const LARGE_BYTES = 50e6;
-
-/** The way to one thing that a worker holds, such as a model or an index. */
-export interface Line {
-  /** Its number in the worker. */
-  readonly target: number;
-  onNotice: ((notice: Notice) => void) | undefined;
-  onDevice: ((device: DeviceInfo) => void) | undefined;
-  onProgress: ((progress: Progress) => void) | undefined;
-  /** A line to something else in the same worker, which can share the device of this. */
-  sibling(): Line;
-  /** Has this function answer the requests for this target. */
-  useFetch(fetch: Fetch): void;
-  /** Has the worker load what this is the line to. */
-  load<K extends LoadName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
-  /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
-  call<K extends CallName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
-  /** Frees the target, and ends the worker if it has no other. Everything that is still asked is rejected with `disposed`. */
-  close(reason: string): Promise<void>;
-}
-
-/** Hands on what is told of a target. */
-export function hear(line: Line, message: Told): void {
-  switch (message.type) {
-    case "notice":
-      line.onNotice?.(message.notice);
-      break;
-    case "progress":
-      line.onProgress?.(message.progress);
-      break;
-    case "device":
-      line.onDevice?.(message.device);
-      break;
-  }
-}
 
 /** A line to something in a worker of this page. */
 export class WorkerLine implements Line {

@@ -1,9 +1,9 @@
 /** Texts while they are generated, and what is asked for to have one. */
 
-import type { CallOptions } from "./engine.js";
 import { TilewrightError } from "./errors.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
 import { isId } from "./given.js";
+import type { CallOptions } from "./line.js";
 import { defined } from "./loaded.js";
 import type { AnswerRequest, GenerateEvent, GenerateRequest, Prompt } from "./protocol.js";
 import type { ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, Piece } from "./types.js";

@@ -1,7 +1,7 @@
 /** The GPU before the engine touches it: whether there is one, what it is, and the `subgroups` feature. */
 
+import type { BenchAdapter } from "./bench-types.js";
 import { messageOf } from "./errors.js";
-import type { BenchAdapter } from "./bench.js";
 import { importHidden, isNode } from "./platform.js";
 import type { Adapter } from "./tilewright.js";
 

@@ -2,10 +2,12 @@
 
 import { TilewrightError } from "./errors.js";
 import { isId } from "./given.js";
-import { callOnce, defined } from "./loaded.js";
+import type { InspectOptions } from "./load-options.js";
+import { callOnce } from "./load.js";
+import { defined } from "./loaded.js";
 import { known } from "./options.js";
 import { specOf } from "./spec.js";
-import type { InspectOptions, ModelReport, ModelSource } from "./types.js";
+import type { ModelReport, ModelSource } from "./types.js";
 
 /** What {@link Model.inspect} does. */
 export async function inspectModel(source: ModelSource, options: InspectOptions = {}): Promise<ModelReport> {

@@ -1,22 +1,11 @@
 /** What indices and mixtures of logits have in common: each is held by a worker, that of a model or one of its own. */
 
-import type { Embedder } from "./embedder.js";
-import type { CallOptions, Line } from "./engine.js";
-import type { KernelOptions } from "./kernels.js";
-import { closeWith, lineFor, placeOf } from "./loaded.js";
-import type { Model } from "./model.js";
+import type { CallOptions, Line } from "./line.js";
+import type { KeptOptions } from "./load-options.js";
+import { lineFor, placeOf } from "./load.js";
+import { closeWith } from "./loaded.js";
 import type { CallName, Calls, MadeVectors, Where } from "./protocol.js";
-import type { Reranker } from "./reranker.js";
 import type { DeviceInfo } from "./types.js";
-
-/** Where something is kept. */
-export interface KeptOptions extends KernelOptions {
-  /**
-   * What is loaded already, such as the encoder that makes the vectors: they are kept on its device and in its worker. Without it, a device
-   * is opened in a worker of its own, and the other options are about that.
-   */
-  on?: Embedder | Model | Reranker | undefined;
-}
 
 /** Something that a worker holds. */
 export interface Parts<Info> extends MadeVectors<Info> {

@@ -1,24 +1,13 @@
 /** The engine's kernels on typed arrays and on tensors that stay on the device, all row-major. They run in a worker. */
 
-import { WorkerLine, type CallOptions, type Line } from "./engine.js";
+import { WorkerLine } from "./engine.js";
 import { TilewrightError } from "./errors.js";
+import type { CallOptions, Line } from "./line.js";
 import { closeWith } from "./loaded.js";
 import { known } from "./options.js";
 import { registry } from "./platform.js";
 import type { CallName, Calls, KernelCalls, Operand } from "./protocol.js";
-import type { AvailableDevice, Counters, DeviceChoice, DeviceInfo, Notice, Tier } from "./types.js";
-
-/** Options of {@link Kernels.open}. */
-export interface KernelOptions {
-  /** What should run the kernels. Default `auto`. */
-  device?: DeviceChoice;
-  /** Kernels to use. Default: the fastest that the adapter offers. */
-  tier?: Tier;
-  /** Whether to use subgroup operations where the browser has them. Default `true`. */
-  subgroups?: boolean;
-  /** Called when the CPU was taken instead of a GPU. */
-  onNotice?: (notice: Notice) => void;
-}
+import type { AttentionOptions, AvailableDevice, Counters, DeviceInfo, KernelOptions, RopeOptions } from "./types.js";
 
 /** What a kernel computes on: numbers that are sent along, or a tensor that is on the device already. */
 export type KernelOperand = Float32Array | DeviceTensor;
@@ -32,28 +21,6 @@ export interface DeviceTensor {
   /** Gives the memory back. Calls that were made before still have it. */
   free(): void;
   [Symbol.dispose](): void;
-}
-
-/** Position encoding of a {@link rope}. */
-export interface RopeOptions {
-  nHeads: number;
-  /** Numbers in a head. */
-  headDim: number;
-  /** Position of the first row. Default 0. */
-  firstPos?: number;
-  /** Base of the angles. Default 10000. */
-  theta?: number;
-  /** Which numbers of a head are rotated together: neighbours, as in Llama files of GGUF, or its two halves. Default `interleaved`. */
-  style?: "interleaved" | "halves";
-}
-
-/** Heads of an {@link attention}. */
-export interface AttentionOptions {
-  nHeads: number;
-  /** Heads of keys and values, a divisor of `nHeads`. Default `nHeads`. */
-  nKvHeads?: number;
-  /** Numbers in a head. */
-  headDim: number;
 }
 
 /** A device in a worker. It is closed some time after the last reference to its kernels and tensors has gone. */

@@ -6,15 +6,17 @@ import { answering, continuing, Generation, type Ask } from "./generation.js";
 import { isId } from "./given.js";
 import { isHubAddress } from "./hub.js";
 import { inspectModel } from "./inspect.js";
-import { defined, Loaded, loadInto } from "./loaded.js";
+import type { AdapterOptions, InspectOptions, LoadOptions } from "./load-options.js";
+import { loadInto } from "./load.js";
+import { defined, Loaded } from "./loaded.js";
 import { known } from "./options.js";
 import table from "./models.js";
 import { PEFT_FILES, type ModelRequest, type SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
 import { Engine } from "./texts.js";
 import type {
-  AdapterOptions, CachedModel, ChatMessage, ChatOptions, EngineOptions, GenerateOptions, HeadOptions, HeadWeights, InspectOptions, KeptSession,
-  KnownModel, LoadOptions, ModelInfo, ModelReport, ModelSource, PrefetchOptions, RemoveOptions, SaveSessionOptions, Timeline, TokenizeOptions,
+  CachedModel, ChatMessage, ChatOptions, EngineOptions, GenerateOptions, HeadOptions, HeadWeights, KeptSession, KnownModel, ModelInfo, ModelReport,
+  ModelSource, PrefetchOptions, RemoveOptions, SaveSessionOptions, Timeline, TokenizeOptions,
 } from "./types.js";
 
 /**

@@ -3,31 +3,12 @@
 import type { Embeddings } from "./embeddings.js";
 import { TilewrightError } from "./errors.js";
 import { idsOf, isId, vectorsOf } from "./given.js";
-import { Kept, makeIn, type KeptOptions } from "./kept.js";
+import { Kept, makeIn } from "./kept.js";
+import type { MolOptions } from "./load-options.js";
 import { defined } from "./loaded.js";
 import { known } from "./options.js";
 import { specOf } from "./spec.js";
-import type { FileSource, Hit, MolInfo, MolMethod, SourceOptions, VectorStorage } from "./types.js";
-
-/** Options of {@link Mol.load}. */
-export interface MolOptions extends KeptOptions, SourceOptions {
-  /** How components of items are stored. Default `f32`. The others take a half and little more than a quarter of the memory, and round. */
-  storage?: VectorStorage;
-  /** Whether a download is kept in the browser's storage and taken from there. Default `true`. */
-  cache?: boolean;
-  /** Ends the load with the signal's reason. */
-  signal?: AbortSignal | undefined;
-}
-
-/** Options of {@link Mol.search}. */
-export interface MolSearchOptions {
-  /** How to find the best items. Default: `bruteForce` up to 100,000 items, then `highest` with 10,000 candidates. */
-  method?: MolMethod;
-  /** An id for each query, where the mixture has components of users. */
-  users?: Iterable<number>;
-  /** Rejects with the signal's reason. */
-  signal?: AbortSignal | undefined;
-}
+import type { FileSource, Hit, MolInfo, MolSearchOptions } from "./types.js";
 
 /**
  * Items on a device, and the search for the best of them by a mixture of logits (MoL), a similarity that is learned: Ding & Zhai 2024,

@@ -1,18 +1,15 @@
 /** The names of all options that callers may give, and the error for any other. */
 
-import type { BenchOptions } from "./bench.js";
-import type { ConfigureOptions } from "./configure.js";
-import type { KeptOptions } from "./kept.js";
-import type { AttentionOptions, KernelOptions, RopeOptions } from "./kernels.js";
-import type { MolOptions, MolSearchOptions } from "./mol.js";
-import type { ClientOptions } from "./openai/client.js";
-import type { RequestOptions } from "./openai/request.js";
+import type { BenchOptions } from "./bench-types.js";
 import type {
-  AdapterOptions, ChatOptions, CommonLoadOptions, EmbedderOptions, EmbedOptions, EngineChatOptions, EngineGenerateOptions, EngineOptions, GenerateOptions, HeadOptions, HubOptions, InspectOptions,
-  LoadOptions, PrefetchOptions, PromptOptions, RemoveOptions, RerankerOptions, RerankOptions, SaveSessionOptions, SourceOptions, TextsOptions,
-  TokenizeOptions,
+  AdapterOptions, CommonLoadOptions, EmbedderOptions, IndexOptions, InspectOptions, KeptOptions, LoadIndexOptions, LoadOptions, MolOptions,
+  RerankerOptions,
+} from "./load-options.js";
+import type {
+  AttentionOptions, ChatOptions, ConfigureOptions, EmbedOptions, EngineChatOptions, EngineGenerateOptions, EngineOptions, GenerateOptions,
+  HeadOptions, HubOptions, KernelOptions, MolSearchOptions, PrefetchOptions, PromptOptions, RemoveOptions, RequestOptions, RerankOptions,
+  RopeOptions, SaveSessionOptions, SearchOptions, SourceOptions, TextsOptions, TokenizeOptions,
 } from "./types.js";
-import type { IndexOptions, LoadIndexOptions, SearchOptions } from "./vector-index.js";
 
 /** Exactly the names that a type declares: the compiler refuses one too many and one too few. */
 type Names<Options> = Readonly<Record<keyof Options, true>>;
@@ -80,18 +77,24 @@ export const OPTIONS = {
     ...KEEP, nHeads: true, headDim: true, firstPos: true, theta: true, style: true,
   } satisfies Names<RopeOptions & { keep?: boolean }>,
   "attention": { ...KEEP, nHeads: true, nKvHeads: true, headDim: true } satisfies Names<AttentionOptions & { keep?: boolean }>,
-  "createClient": { models: true } satisfies Names<ClientOptions>,
+  // Its type names `Model`, which imports this module. So `known` compares the two, where it is called.
+  "createClient": { models: true },
   "createChatCompletion": REQUEST,
   "completions.create": REQUEST,
   "embeddings.create": REQUEST,
 } as const;
 
+type Call = keyof typeof OPTIONS;
+
+/** The calls that know all of these names. */
+type CallWith<Name> = { [C in Call]: [Name] extends [keyof (typeof OPTIONS)[C]] ? C : never }[Call];
+
 /**
- * The options as they were given.
+ * The options as they were given. The compiler refuses a call that does not know all names that their type declares.
  *
  * @throws TypeError for a name that the call does not know, with the one that was probably meant, and for what is not an object.
  */
-export function known<T extends object>(call: keyof typeof OPTIONS, options: T): T {
+export function known<T extends object>(call: CallWith<keyof T>, options: T): T {
   if (typeof options !== "object" || options === null) {
     throw new TypeError(`${call}: options is ${options === null ? "null" : typeof options}, expected an object`);
   }

@@ -1,13 +1,13 @@
 /** The messages between the caller's thread and the worker that owns the engine. */
 
-import type { BenchProgress, BenchReport } from "./bench.js";
+import type { BenchProgress, BenchReport } from "./bench-types.js";
 import type { WireError } from "./errors.js";
 import type { GitBlob } from "./git.js";
 import type { ModelRecord } from "./store.js";
 import type {
-  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderOptions, EngineOptions, EngineStats, GenerateOptions,
-  GenerateResult, HeadOptions, HeadWeights, Hit, IndexInfo, InspectOptions, KeptSession, LoadOptions, MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod,
-  Notice, Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerOptions, Tier, Timeline, VectorStorage,
+  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EngineOptions, EngineStats, GenerateOptions,
+  GenerateResult, HeadOptions, HeadWeights, Hit, IndexInfo, KeptSession, KvType, MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod, Notice,
+  Piece, Pooling, Progress, PromptOptions, Ranked, RerankerInfo, Tier, Timeline, VectorStorage,
 } from "./types.js";
 
 /** One file of a model, with its address made absolute. */
@@ -83,14 +83,14 @@ export interface CommonRequest {
 
 /** What the worker needs to load anything. */
 export interface LoadRequest extends CommonRequest {
-  settings: { memoryLimit?: number };
+  settings: CommonSettings;
 }
 
 /** What the worker needs to look at a model's headers. */
 export interface InspectRequest extends Pick<CommonRequest, "source" | "cache" | "ownFetch"> {
   /** What it should be planned for. */
   device: DeviceChoice;
-  settings: Pick<InspectOptions, "contextLength" | "kvType" | "memoryLimit">;
+  settings: Omit<ModelSettings, "fitContext">;
   contextLengths?: number[];
 }
 
@@ -115,11 +115,27 @@ export interface RerankerRequest extends LoadRequest {
   settings: RerankerSettings;
 }
 
-/** Options that the engine reads. */
-export type ModelSettings = Pick<LoadOptions, "kvType" | "memoryLimit"> & { contextLength?: number; fitContext?: boolean };
-export type EmbedderSettings =
-  Pick<EmbedderOptions, "maxTokens" | "pooling" | "normalize" | "maxBatchTokens" | "cachedVectors" | "memoryLimit">;
-export type RerankerSettings = Pick<RerankerOptions, "maxTokens" | "sigmoid" | "maxBatchTokens" | "memoryLimit">;
+/** Options of loads that the engine reads. */
+interface CommonSettings {
+  memoryLimit?: number;
+}
+export interface ModelSettings extends CommonSettings {
+  contextLength?: number;
+  fitContext?: boolean;
+  kvType?: KvType;
+}
+export interface EmbedderSettings extends CommonSettings {
+  maxTokens?: number;
+  pooling?: Pooling;
+  normalize?: boolean;
+  maxBatchTokens?: number;
+  cachedVectors?: number;
+}
+export interface RerankerSettings extends CommonSettings {
+  maxTokens?: number;
+  sigmoid?: boolean;
+  maxBatchTokens?: number;
+}
 
 export type EngineSettings = EngineOptions;
 

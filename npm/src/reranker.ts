@@ -2,10 +2,12 @@
 
 import { TilewrightError } from "./errors.js";
 import { isId, textOf, textsOf } from "./given.js";
-import { defined, Loaded, loadInto, progressOf } from "./loaded.js";
+import type { RerankerOptions } from "./load-options.js";
+import { loadInto } from "./load.js";
+import { defined, Loaded, progressOf } from "./loaded.js";
 import { known } from "./options.js";
 import { specOf } from "./spec.js";
-import type { ModelSource, Ranked, RerankerInfo, RerankerOptions, RerankOptions } from "./types.js";
+import type { ModelSource, Ranked, RerankerInfo, RerankOptions } from "./types.js";
 
 /**
  * A cross-encoder, loaded onto a device in a worker of its own: it reads a query together with each document.

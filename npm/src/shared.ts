@@ -4,9 +4,10 @@
  * with everything that was asked.
  */
 
-import { hear, WorkerLine, type CallOptions, type Line } from "./engine.js";
+import { WorkerLine } from "./engine.js";
 import { fromWire, messageOf, TilewrightError, toWire, type WireError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
+import { hear, type CallOptions, type Line } from "./line.js";
 import type { CallName, Calls, GenerateEvent, GenerateRequest, LoadName, Told } from "./protocol.js";
 import type { DeviceInfo, Notice, Piece, Progress } from "./types.js";
 

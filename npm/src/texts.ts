@@ -2,12 +2,12 @@
 
 import { TilewrightError } from "./errors.js";
 import { answering, continuing, Generation, type Ask } from "./generation.js";
+import type { Line } from "./line.js";
+import type { Loaded } from "./loaded.js";
 import { known } from "./options.js";
 import { registry } from "./platform.js";
-import type { Line } from "./engine.js";
-import type { Model } from "./model.js";
 import { SharedLine } from "./shared.js";
-import type { ChatMessage, EngineChatOptions, EngineGenerateOptions, EngineOptions, EngineStats } from "./types.js";
+import type { ChatMessage, EngineChatOptions, EngineGenerateOptions, EngineOptions, EngineStats, ModelInfo } from "./types.js";
 
 /** Texts that wait at most where nothing else is said. */
 const MAX_QUEUED = 1000;
@@ -31,18 +31,18 @@ const forgotten = registry<{ line: Line; engine: number }>(({ line, engine }) =>
  * equally likely, it may take the other one.
  */
 export class Engine {
-  readonly #model: Model;
+  readonly #model: Loaded<ModelInfo>;
   readonly #number: number;
   readonly #ask: Ask = (request, options) => this.#model.line.call("generateWith", { engine: this.#number, ...request }, { ...options, keeps: this });
 
-  private constructor(model: Model, number: number) {
+  private constructor(model: Loaded<ModelInfo>, number: number) {
     this.#model = model;
     this.#number = number;
     forgotten.register(this, { line: model.line, engine: number });
   }
 
   /** @internal */
-  static async of(model: Model, { maxQueued = MAX_QUEUED, ...options }: EngineOptions): Promise<Engine> {
+  static async of(model: Loaded<ModelInfo>, { maxQueued = MAX_QUEUED, ...options }: EngineOptions): Promise<Engine> {
     if (model.line instanceof SharedLine) {
       throw new TilewrightError("option", "the model is shared with other tabs, and an engine is not, expected a model without `shared`");
     }

@@ -1,8 +1,4 @@
-/** The types that people who use the package see: sources, options, results. All sizes are bytes and all times seconds. */
-
-import type { Embedder } from "./embedder.js";
-import type { Model } from "./model.js";
-import type { Reranker } from "./reranker.js";
+/** The types that people who use the package see; options of loads are in `load-options.ts`. All sizes are bytes and all times seconds. */
 
 /**
  * One file of a model: an address, a path (Node and Deno), a file that the user picked, its bytes, or the answer to a request that
@@ -34,6 +30,18 @@ export type DeviceChoice = "auto" | "gpu" | "cpu";
  */
 export type Tier = "baseline" | "f16" | "subgroups" | "scalar";
 
+/** Options of {@link Kernels.open}. */
+export interface KernelOptions {
+  /** What should run the kernels. Default `auto`. */
+  device?: DeviceChoice;
+  /** Kernels to use. Default: the fastest that the adapter offers. */
+  tier?: Tier;
+  /** Whether to use subgroup operations where the browser has them. Default `true`. */
+  subgroups?: boolean;
+  /** Called when the CPU was taken instead of a GPU. */
+  onNotice?: (notice: Notice) => void;
+}
+
 /** Options of addresses of a hub, `hf:owner/repo`. Of any other source they are an error. */
 export interface HubOptions {
   /** Branch, tag or commit, as after the `@` of an address. Default `main`. */
@@ -53,105 +61,6 @@ export interface SourceOptions extends HubOptions {
    * `{ "model.safetensors": "…" }`. Another one is the error `digest`, before anything runs with the file, and the file is not kept.
    */
   sha256?: string | Readonly<Record<string, string>>;
-}
-
-/** Options of everything that is loaded. */
-export interface CommonLoadOptions extends SourceOptions {
-  /**
-   * What sends all requests for the model instead of `fetch`, for servers that want more than it does by itself. It runs in the caller's
-   * thread; its answers are read there piece by piece.
-   */
-  fetch?: (url: string, init?: RequestInit) => Promise<Response>;
-  /**
-   * Called about ten times a second while bytes arrive, and once at the end of each phase; also when the model is loaded again
-   * because its device was lost or its kept copy is damaged.
-   */
-  onProgress?: (progress: Progress) => void;
-  /** Called when something was decided that a user may want to know: no GPU, no room for the cache, a device that was rebuilt. */
-  onNotice?: (notice: Notice) => void;
-  /** Ends the load. Everything that was allocated is freed; what was downloaded stays for the next time if `cache` is on. */
-  signal?: AbortSignal;
-  /**
-   * What is loaded already: this is loaded into the same worker and onto the same device, so that they share memory and its limits. Without
-   * it, a worker and a device of its own, which `device`, `tier` and `subgroups` are about.
-   */
-  on?: Model | Embedder | Reranker | undefined;
-  /**
-   * Whether all tabs of the site that load this from the same address with the same options share one: one of them has it, and the others
-   * ask that one. When it is closed, another one loads it, and texts that are being generated go on with the same tokens. Node and Deno have
-   * no tabs, and load it each time. Default `false`.
-   */
-  shared?: boolean;
-  /** What should run the model. Default `auto`. */
-  device?: DeviceChoice;
-  /** Kernels to use, for tests and comparisons. Default: the fastest that the adapter offers. */
-  tier?: Tier;
-  /**
-   * Whether downloads are kept in the browser's storage and taken from there. Default `true`. Node and Deno have no such storage:
-   * there nothing is kept, and paths are read from the disk.
-   */
-  cache?: boolean;
-  /**
-   * Whether a kept download is compared with the SHA-256 that it had when it was new. That happens after the load, while nothing is
-   * asked of the model. A damaged copy is deleted, downloaded again, and the model loaded from it, with the notice `cache_damaged`.
-   * Default `true`.
-   */
-  verify?: boolean;
-  /** Bytes that weights, cache and activations may take together. Default: what the device allows. */
-  memoryLimit?: number;
-  /** Whether to use subgroup operations where the browser has them. Default `true`. */
-  subgroups?: boolean;
-}
-
-/** Options of {@link Model.load}. */
-export interface LoadOptions extends CommonLoadOptions {
-  /**
-   * Whether to measure how the GPU takes this model's matrices best: for about two seconds, longer where the GPU or its compiler is
-   * slow. What is found changes no result and is kept in the browser; later loads follow it without measuring. Default `false`.
-   */
-  tune?: boolean;
-  /**
-   * Tokens that the context holds, or `"auto"`: as many as `memoryLimit` or the machine's memory allows, where that is known. Default:
-   * what the model was trained for, at most 4096.
-   */
-  contextLength?: number | "auto";
-  /** What keys and values are cached as. Default `"f16"`. */
-  kvType?: KvType;
-  /** A LoRA adapter that the model is used with. Default: none. */
-  adapter?: AdapterOptions;
-}
-
-/** A LoRA adapter. The options of addresses and digests are those of its source; what is given for the model does not go to it. */
-export interface AdapterOptions extends SourceOptions {
-  /**
-   * A GGUF file as of {@link ModelSource}; or as PEFT saves an adapter, an address or a path that ends in `/`, or the files
-   * `adapter_config.json` and `adapter_model.safetensors` in a list.
-   */
-  source: ModelSource;
-  /** How strong it is, beside what its file says. Default 1. */
-  scale?: number;
-}
-
-/** Options of {@link Model.inspect}. */
-export interface InspectOptions extends HubOptions {
-  /** As of {@link CommonLoadOptions}. */
-  fetch?: (url: string, init?: RequestInit) => Promise<Response>;
-  /** Rejects with the signal's reason. */
-  signal?: AbortSignal | undefined;
-  /** What is loaded already: its worker reads the headers, and on the CPU the model has to fit beside it. */
-  on?: Model | Embedder | Reranker | undefined;
-  /** What the memory is planned for. Default `auto`: the GPU, if there is one, and the CPU. */
-  device?: DeviceChoice;
-  /** Whether headers are taken from a copy that is kept. Default `true`. */
-  cache?: boolean;
-  /** Contexts whose memory is told. Default: 512, 2048, 4096 and 8192 tokens as far as the model has them, and the longest. */
-  contextLengths?: readonly number[];
-  /** Tokens of the context that has to fit. Default, as that of a load: what the model was trained for, at most 4096. */
-  contextLength?: number;
-  /** What keys and values are cached as. Default `"f16"`. */
-  kvType?: KvType;
-  /** Bytes that the model may take. Default: what the device allows. */
-  memoryLimit?: number;
 }
 
 /** What the headers of a model's files say, and what it would take here. */
@@ -250,29 +159,6 @@ export type KvType = "f32" | "f16" | "q8_0";
 
 /** How an encoder makes one vector of those of a text's tokens: their mean, the first one (of `[CLS]`), or the last one. */
 export type Pooling = "mean" | "cls" | "last";
-
-/** Options of {@link Embedder.load}. What the model's files say of its use holds where an option is left out. */
-export interface EmbedderOptions extends CommonLoadOptions {
-  /** Tokens to which a text is cut, those around it included. */
-  maxTokens?: number;
-  pooling?: Pooling;
-  /** Whether vectors are divided by their Euclidean norm, so that a dot product is the cosine. */
-  normalize?: boolean;
-  /** Tokens that are computed together; a longer text is a batch by itself. Default: 8192 on a GPU, 1024 on the CPU. */
-  maxBatchTokens?: number;
-  /** Texts whose vectors are remembered. Default 0. */
-  cachedVectors?: number;
-}
-
-/** Options of {@link Reranker.load}. What the model's files say of its use holds where an option is left out. */
-export interface RerankerOptions extends CommonLoadOptions {
-  /** Tokens to which a query with a document is cut, those around them included: the longer text first. */
-  maxTokens?: number;
-  /** Whether a score is the sigmoid of the model's logit, 0 to 1, rather than the logit itself. */
-  sigmoid?: boolean;
-  /** As of {@link EmbedderOptions}. */
-  maxBatchTokens?: number;
-}
 
 /** Options of calls that take many texts. */
 export interface TextsOptions {
@@ -810,6 +696,14 @@ export interface Hit {
   score: number;
 }
 
+/** Options of {@link Index.search}. */
+export interface SearchOptions {
+  /** Ids that may be found. Default: all. */
+  filter?: Iterable<number>;
+  /** Rejects with the signal's reason. */
+  signal?: AbortSignal | undefined;
+}
+
 /** What a mixture of logits is, and what items it holds. */
 export interface MolInfo {
   /** Numbers in a query's vector. */
@@ -852,6 +746,16 @@ export type MolMethod =
   | { kind: "twoPass"; candidates: number }
   | { kind: "hIndexer"; candidates: number; sample: number }
   | { kind: "mips" };
+
+/** Options of {@link Mol.search}. */
+export interface MolSearchOptions {
+  /** How to find the best items. Default: `bruteForce` up to 100,000 items, then `highest` with 10,000 candidates. */
+  method?: MolMethod;
+  /** An id for each query, where the mixture has components of users. */
+  users?: Iterable<number>;
+  /** Rejects with the signal's reason. */
+  signal?: AbortSignal | undefined;
+}
 
 /** What runs a model. */
 export interface DeviceInfo {
@@ -919,4 +823,42 @@ export interface CacheEntry {
   etag?: string;
   /** Hexadecimal digest, once complete. */
   sha256?: string;
+}
+
+/** Position encoding of a {@link rope}. */
+export interface RopeOptions {
+  nHeads: number;
+  /** Numbers in a head. */
+  headDim: number;
+  /** Position of the first row. Default 0. */
+  firstPos?: number;
+  /** Base of the angles. Default 10000. */
+  theta?: number;
+  /** Which numbers of a head are rotated together: neighbours, as in Llama files of GGUF, or its two halves. Default `interleaved`. */
+  style?: "interleaved" | "halves";
+}
+
+/** Heads of an {@link attention}. */
+export interface AttentionOptions {
+  nHeads: number;
+  /** Heads of keys and values, a divisor of `nHeads`. Default `nHeads`. */
+  nKvHeads?: number;
+  /** Numbers in a head. */
+  headDim: number;
+}
+
+/** Addresses of the package's files. Relative ones are relative to the page. */
+export interface ConfigureOptions {
+  /** `worker.js`. On another origin it is started through a `blob:` of one line. */
+  workerUrl?: string | URL | undefined;
+  /** `tilewright_bg.wasm`, the engine. */
+  wasmUrl?: string | URL | undefined;
+  /** `tilewright_text_bg.wasm`, constraints and answers, which is fetched when they are first asked for. */
+  textWasmUrl?: string | URL | undefined;
+}
+
+/** What does not go into a request's JSON. */
+export interface RequestOptions {
+  /** Ends the work. */
+  signal?: AbortSignal | undefined;
 }

@@ -3,42 +3,13 @@
 import type { Embeddings } from "./embeddings.js";
 import { TilewrightError } from "./errors.js";
 import { idsOf, isId, vectorsOf } from "./given.js";
-import { Kept, makeIn, type KeptOptions } from "./kept.js";
+import { Kept, makeIn } from "./kept.js";
+import type { IndexOptions, KeptOptions, LoadIndexOptions } from "./load-options.js";
 import { defined } from "./loaded.js";
 import { known } from "./options.js";
 import type { ExpectedModel } from "./protocol.js";
 import { specOf } from "./spec.js";
-import type { EmbedderInfo, FileSource, Hit, HubOptions, IndexInfo, Metric, VectorStorage } from "./types.js";
-
-/** Options of {@link Index.load}. */
-export interface LoadIndexOptions extends KeptOptions, HubOptions {
-  /** Name of the model that the vectors should be of. Default: that of the encoder. */
-  model?: string;
-  /** Whether a download is kept in the browser's storage and taken from there. Default `true`. */
-  cache?: boolean;
-  /** Ends the load with the signal's reason. */
-  signal?: AbortSignal | undefined;
-}
-
-/** Options of {@link Index.create}. */
-export interface IndexOptions extends KeptOptions {
-  /** Name of the model that makes the vectors. Default: that of the encoder. */
-  model?: string;
-  /** Numbers in a vector. Default: those of the encoder. */
-  dims?: number;
-  /** Default `cosine`: vectors are stored with length 1, and none may be zero. */
-  metric?: Metric;
-  /** Default `f32`. The others take a half and little more than a quarter of the memory, and round. */
-  storage?: VectorStorage;
-}
-
-/** Options of {@link Index.search}. */
-export interface SearchOptions {
-  /** Ids that may be found. Default: all. */
-  filter?: Iterable<number>;
-  /** Rejects with the signal's reason. */
-  signal?: AbortSignal | undefined;
-}
+import type { EmbedderInfo, FileSource, Hit, IndexInfo, SearchOptions } from "./types.js";
 
 /**
  * Vectors on a device, and an exact search for the best of them.

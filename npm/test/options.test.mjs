@@ -9,7 +9,7 @@ import { known, OPTIONS } from "../build/options.js";
 
 /** Names that the interface declares, those of the interfaces that it extends included; or that it leaves of another one's. */
 function declared(name) {
-  for (const file of ["types", "configure", "bench", "kernels", "kept", "mol", "vector-index", "openai/request", "openai/client"]) {
+  for (const file of ["types", "load-options", "bench-types", "openai/client"]) {
     const text = readFileSync(new URL(`../build/${file}.d.ts`, import.meta.url), "utf8");
     const [, base, omitted] = new RegExp(`export type ${name} = Omit<(\\w+), ([^>]*)>`).exec(text) ?? [];
     if (base !== undefined) return declared(base).filter((option) => !omitted.includes(`"${option}"`));

@@ -2,13 +2,13 @@
 
 import { defined } from "../loaded.js";
 import type { Model } from "../model.js";
-import type { ChatMessage, ChatOptions, GenerateResult, Piece, ResponseFormat, TokenLogprob, ToolCall, ToolChoice } from "../types.js";
+import type { ChatMessage, ChatOptions, GenerateResult, Piece, RequestOptions, ResponseFormat, TokenLogprob, ToolCall, ToolChoice } from "../types.js";
 import {
   CompletionStream, finishOf, headOf, piecesUntil, TokenQueue, usageOf, type CompletionUsage, type FinishReason, type Head,
 } from "./answer.js";
 import { invalid, unsupported } from "./errors.js";
 import {
-  checkFields, checkFlag, checkNumber, checkSampling, optionsOf, SAMPLING_FIELDS, samplingOf, type Fields, type RequestOptions, type SamplingFields,
+  checkFields, checkFlag, checkNumber, checkSampling, optionsOf, SAMPLING_FIELDS, samplingOf, type Fields, type SamplingFields,
 } from "./request.js";
 
 /** A message of a request. */

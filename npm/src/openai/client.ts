@@ -4,56 +4,18 @@ import type { Embedder } from "../embedder.js";
 import { TilewrightError } from "../errors.js";
 import type { Model } from "../model.js";
 import { known } from "../options.js";
-import type { CompletionStream } from "./answer.js";
-import { createChatCompletion, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./chat.js";
-import { createCompletion, type Completion, type CompletionRequest } from "./completions.js";
-import { createEmbeddings, type EmbeddingRequest, type EmbeddingResponse } from "./embeddings.js";
+import type { RequestOptions } from "../types.js";
+import { createChatCompletion } from "./chat.js";
+import type { Client, ClientChatRequest, ModelEntry } from "./client-types.js";
+import { createCompletion, type CompletionRequest } from "./completions.js";
+import { createEmbeddings } from "./embeddings.js";
 import { invalid } from "./errors.js";
 import { fetchFrom } from "./fetch.js";
-import type { RequestOptions } from "./request.js";
 
 /** Options of {@link createClient}. */
 export interface ClientOptions {
   /** What requests find by the names in their field `model`. Each request looks again: what is added later is found, too. */
   models: Readonly<Record<string, Model | Embedder>>;
-}
-
-/** A model as the API lists it. */
-export interface ModelEntry {
-  id: string;
-  object: "model";
-  /** When the client was made, in seconds since 1970. */
-  created: number;
-  owned_by: "local";
-}
-
-/** A request for a chat that names its model. */
-export type ClientChatRequest = ChatCompletionRequest & { model: string };
-
-/** What {@link createClient} makes. Errors are {@link TilewrightError}s, `model_not_found` for a name that nothing has. */
-export interface Client {
-  chat: {
-    completions: {
-      create(request: ClientChatRequest & { stream: true }, options?: RequestOptions): Promise<CompletionStream<ChatCompletionChunk>>;
-      create(request: ClientChatRequest & { stream?: false | null }, options?: RequestOptions): Promise<ChatCompletion>;
-      create(request: ClientChatRequest, options?: RequestOptions): Promise<ChatCompletion | CompletionStream<ChatCompletionChunk>>;
-    };
-  };
-  completions: {
-    create(request: CompletionRequest & { stream: true }, options?: RequestOptions): Promise<CompletionStream<Completion>>;
-    create(request: CompletionRequest & { stream?: false | null }, options?: RequestOptions): Promise<Completion>;
-    create(request: CompletionRequest, options?: RequestOptions): Promise<Completion | CompletionStream<Completion>>;
-  };
-  embeddings: { create(request: EmbeddingRequest, options?: RequestOptions): Promise<EmbeddingResponse> };
-  models: {
-    list(): Promise<{ object: "list"; data: ModelEntry[] }>;
-    retrieve(name: string): Promise<ModelEntry>;
-  };
-  /**
-   * Answers the requests of other clients of the API in place of the network: `new OpenAI({ baseURL: "http://local/v1", fetch: client.fetch })`.
-   * It knows `chat/completions`, `completions`, `embeddings` and `models` under `/v1/` of any host.
-   */
-  fetch(input: string | URL | Request, init?: RequestInit): Promise<Response>;
 }
 
 /**

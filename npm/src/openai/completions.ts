@@ -1,13 +1,13 @@
 /** Completions of plain texts, in the shape of OpenAI's API. */
 
 import type { Model } from "../model.js";
-import type { GenerateOptions, GenerateResult, Piece } from "../types.js";
+import type { GenerateOptions, GenerateResult, Piece, RequestOptions } from "../types.js";
 import {
   CompletionStream, finishOf, headOf, piecesUntil, TokenQueue, usageOf, type CompletionUsage, type FinishReason, type Head,
 } from "./answer.js";
 import { invalid, unsupported } from "./errors.js";
 import {
-  checkFields, checkFlag, checkNumber, checkSampling, optionsOf, SAMPLING_FIELDS, samplingOf, type Fields, type RequestOptions, type SamplingFields,
+  checkFields, checkFlag, checkNumber, checkSampling, optionsOf, SAMPLING_FIELDS, samplingOf, type Fields, type SamplingFields,
 } from "./request.js";
 
 /** A text, or its tokens by the model's own ids. */

@@ -1,8 +1,9 @@
 /** Vectors of texts, in the shape of OpenAI's API. */
 
 import type { Embedder } from "../embedder.js";
+import type { RequestOptions } from "../types.js";
 import { invalid, unsupported } from "./errors.js";
-import { checkFields, checkNumber, optionsOf, type Fields, type RequestOptions } from "./request.js";
+import { checkFields, checkNumber, optionsOf, type Fields } from "./request.js";
 
 /** A request. Fields of the API that are not here are refused with the error `unsupported`, unless they are `null`. */
 export interface EmbeddingRequest {

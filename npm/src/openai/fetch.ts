@@ -1,8 +1,8 @@
 /** Answers HTTP requests in the shape of OpenAI's API, without any network. */
 
 import { messageOf } from "../errors.js";
-import type { Client } from "./client.js";
 import { CompletionStream } from "./answer.js";
+import type { Client } from "./client-types.js";
 import { answerOf, type ErrorBody } from "./errors.js";
 
 /** What answers a path, by the method. */

@@ -2,14 +2,8 @@
 
 import { known } from "../options.js";
 import { TilewrightError } from "../errors.js";
-import type { GenerateOptions } from "../types.js";
+import type { GenerateOptions, RequestOptions } from "../types.js";
 import { invalid, unsupported } from "./errors.js";
-
-/** What does not go into a request's JSON. */
-export interface RequestOptions {
-  /** Ends the work. */
-  signal?: AbortSignal | undefined;
-}
 
 /** How tokens are chosen. A field that is `null` is as one that is missing. */
 export interface SamplingFields {

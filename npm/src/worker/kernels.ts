@@ -1,6 +1,6 @@
 /** Devices that are open for kernels alone: tensors that stay on them, and what is measured of them. */
 
-import type { BenchKernel, BenchProbe, BenchProgress, BenchReport } from "../bench.js";
+import type { BenchKernel, BenchProbe, BenchProgress, BenchReport } from "../bench-types.js";
 import { isTrap } from "../errors.js";
 import { inspectGpu } from "../gpu.js";
 import type { Calls, KeptTensor, Operand } from "../protocol.js";

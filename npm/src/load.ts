@@ -1,0 +1,102 @@
+/** How something is loaded: in which worker, onto which device, and whether other tabs share it. */
+
+import { WorkerLine } from "./engine.js";
+import { TilewrightError } from "./errors.js";
+import type { Line } from "./line.js";
+import type { CommonLoadOptions } from "./load-options.js";
+import { defined, type Parts } from "./loaded.js";
+import type { Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
+import { canShare, SharedLine } from "./shared.js";
+import type { DeviceInfo } from "./types.js";
+
+/** Loads, in the worker of what the options are `on`, or in a new one. `own` is what the call takes besides what every load does. */
+export async function loadInto<K extends LoadName>(
+  call: K,
+  source: SourceSpec,
+  own: Omit<Calls[K]["args"], keyof CommonRequest>,
+  { signal, onProgress, onNotice, on, shared = false, device, tier, cache = true, verify = true, subgroups, fetch }: CommonLoadOptions,
+): Promise<Parts<Calls[K]["reply"]>> {
+  signal?.throwIfAborted();
+  const where = placeOf({ on, device, tier, subgroups });
+  const common: CommonRequest = { source, ...where, cache, verify, ownFetch: fetch !== undefined };
+  const line = shared && canShare ? shareable(source, on) : await lineFor(on);
+  if (shared && !canShare && "document" in globalThis) {
+    onNotice?.({ code: "not_shared", message: "this page cannot share a model with other tabs, which needs https; it has one of its own" });
+  }
+  if (fetch !== undefined) {
+    line.useFetch(fetch);
+  }
+  let current: DeviceInfo | undefined;
+  line.onNotice = onNotice;
+  line.onProgress = onProgress;
+  line.onDevice = (info) => {
+    current = info;
+  };
+  try {
+    const info = await line.load(call, { ...common, ...own } as Calls[K]["args"], { signal });
+    if (current === undefined) {
+      throw new TilewrightError("internal", "the engine did not say which device it runs on");
+    }
+    return { line, info, device: current };
+  } catch (error) {
+    line.onProgress = undefined;
+    // The worker puts its files in order; nobody needs to wait for that.
+    void line.close("the model was not loaded");
+    throw error;
+  }
+}
+
+/** Asks a worker, that of what the options are `on` or a new one, for something that it does not hold. */
+export async function callOnce<K extends "inspect" | "prefetch">(
+  name: K,
+  args: Calls[K]["args"],
+  { signal, on, fetch, onProgress, onNotice }: Pick<CommonLoadOptions, "on" | "fetch" | "onProgress" | "onNotice"> & { signal?: AbortSignal | undefined },
+): Promise<Calls[K]["reply"]> {
+  signal?.throwIfAborted();
+  const line = await lineFor(on);
+  if (fetch !== undefined) {
+    line.useFetch(fetch);
+  }
+  line.onNotice = onNotice;
+  line.onProgress = onProgress;
+  try {
+    return await line.call(name, args, { signal });
+  } finally {
+    line.onProgress = undefined;
+    // The worker puts its files in order; nobody needs to wait for that.
+    void line.close("it was done");
+  }
+}
+
+/** What options say of a device: to open one, or to share one. */
+type DeviceOptions = Pick<CommonLoadOptions, "device" | "tier" | "subgroups" | "on">;
+
+/**
+ * The device that is asked for.
+ *
+ * @throws {@link TilewrightError} `option` if one is to be shared and opened.
+ */
+export function placeOf({ on, device, tier, subgroups }: DeviceOptions): Pick<CommonRequest, "device" | "on"> {
+  const [given] = Object.entries({ device, tier, subgroups }).find(([, value]) => value !== undefined) ?? [];
+  if (on !== undefined && given !== undefined) {
+    throw new TilewrightError("option", `${given} is given besides \`on\`, whose device is taken, expected one of them`);
+  }
+  return { device: { choice: device ?? "auto", subgroups: subgroups ?? true, ...defined({ tier }) }, ...defined({ on: on?.line.target }) };
+}
+
+/** A line to something new: in the worker of `on`, or in one of its own. */
+export async function lineFor(on: CommonLoadOptions["on"]): Promise<Line> {
+  return on === undefined ? WorkerLine.open() : on.line.sibling();
+}
+
+/** A line to what other tabs of the site may have loaded from the same addresses. */
+function shareable(source: SourceSpec, on: CommonLoadOptions["on"]): Line {
+  const isNamed = source.kind === "builtin" || source.kind === "folder" || (source.kind === "files" && source.files.every(({ kind }) => kind === "url"));
+  if (!isNamed) {
+    throw new TilewrightError("option", "shared is for what other tabs can load too, expected an address as the source");
+  }
+  if (on !== undefined) {
+    throw new TilewrightError("option", "shared is given besides `on`, expected one of them");
+  }
+  return new SharedLine();
+}
