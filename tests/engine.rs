@@ -122,7 +122,7 @@ fn texts_are_the_same_alone_and_in_any_batch() {
         if device.is_gpu() {
             models.push(("gemma3, half on the CPU", split(&device, "gemma3", &[(&common::cpu(), 2)])));
         }
-        for (name, model) in models {
+        for (name, model) in common::drawn_on(&device, 2, models) {
             let n = 9;
             let requests: Vec<Request> = prompts(&model, n, 1)
                 .into_iter()
@@ -417,7 +417,8 @@ fn what_the_cache_has_no_room_for_comes_back_from_the_host() {
         let others = [vec![], vec![(&cpu, 1)], vec![(&cpu, 1), (&device, 1)]];
         let names = ["llama3-rope", "gemma3", "qwen35"];
         let all = names.into_iter().flat_map(|name| others.iter().map(move |others| (name, others)));
-        for (name, others) in all.filter(|(name, others)| others.is_empty() || (device.is_gpu() && *name != names[0])) {
+        let all = all.filter(|(name, others)| others.is_empty() || (device.is_gpu() && *name != names[0]));
+        for (name, others) in common::drawn_on(&device, 3, all) {
             let path = find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
             let context_length = Some(4 * PAGE as u32);
             let load_options = LoadOptions { context_length, layers_on: layers_on(others), ..LoadOptions::default() };
@@ -460,7 +461,7 @@ fn layers_on_several_devices_leave_the_same_texts() {
     let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
     let Some(other) = common::gpu(None) else { return };
     let cpu = common::cpu();
-    for name in common::drawn(2, ["llama3-rope", "gemma3", "lfm2", "qwen35", "gpt-oss"]) {
+    for name in common::drawn(1, ["llama3-rope", "gemma3", "lfm2", "qwen35", "gpt-oss"]) {
         let whole = split(&cpu, name, &[]);
         let n_layers = whole.config().n_layers();
         let mut requests: Vec<(usize, Request)> = prompts(&whole, 5, 4)

@@ -114,7 +114,9 @@ fn layers_of_several_weight_types_take_few_more_dispatches() {
     let [Some(plain), Some(mixed)] = files.map(|file| common::find_data(file.as_ref())) else {
         return common::skip("no test data `stories260k-wide`");
     };
-    for device in shared::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups]).into_iter().chain([common::cpu()]) {
+    // A software adapter compiles for five minutes what the CPU counts in one second.
+    let gpus = if common::is_full() { shared::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups]) } else { Vec::new() };
+    for device in gpus.into_iter().chain([common::cpu()]) {
         let [plain, mixed] = [&plain, &mixed].map(|path| {
             let model = Model::load(&device, path, LoadOptions::default()).unwrap();
             (model.session().unwrap().decode_dispatches(), model.config().blocks.len())
@@ -154,7 +156,7 @@ fn layers_of_all_families_take_few_dispatches() {
         ("qwen35-moe", 9),
     ];
     for device in shared::gpus([Tier::Baseline, Tier::Subgroups]) {
-        for (name, most) in common::drawn(6, families) {
+        for (name, most) in common::drawn(3, families) {
             let model = Model::load(&device, data.join("tiny-random").join(name), LoadOptions::default()).unwrap();
             let (config, tier) = (model.config(), device.tier().name());
             // Embedding, head, two of the choice and the next state; the head's factor is one of its own. Per-layer
