@@ -19,7 +19,7 @@ pub use addends::FactorPlaces;
 pub use block::{Attention, Between, Block, Experts, FeedForward, NormPlace, Recurrence, SharedExpert};
 pub(crate) use config::{MAX_CONTEXT, MAX_DIM, MAX_LAYERS};
 pub use config::{ModelConfig, NormKind, PerLayer, PositionTable};
-pub use decoder::{Ending, FetchedRows, PassTensors, RowsEnding, VERIFIED_ROWS};
+pub use decoder::{Drawing, Ending, FetchedRows, PassTensors, Sampler, VERIFIED_ROWS};
 pub use encoder::{BatchSize, BatchTensors, ScoreConfig, ScoreHead};
 pub use experts::ExpertWeights;
 #[cfg(not(target_arch = "wasm32"))]

@@ -7,7 +7,9 @@ use crate::error::Error;
 use crate::generate::{LoadOptions, plan_of, record_pass};
 use crate::kernels::Pooling;
 use crate::load::config_of_json;
-use crate::model::{BatchSize, Ending, ModelConfig, SourceTensor, Transformer, WeightSource, Weights};
+use crate::model::{
+    BatchSize, Drawing, Ending, ModelConfig, Sampler, SourceTensor, Transformer, WeightSource, Weights,
+};
 use crate::recording::{MemoryPlan, Recording};
 use crate::target::Target;
 
@@ -125,7 +127,7 @@ impl Shape {
     /// # Errors
     /// [`Error::Operand`] if the target's limits are too small for it.
     pub fn record(&self, target: &Target, weight: WeightType, pass: ShapePass) -> Result<Recording, Error> {
-        self.record_to(target, weight, pass, Ending::Greedy { penalize: false, mask: false })
+        self.record_to(target, weight, pass, Ending::GREEDY)
     }
 
     /// As [`Shape::record`], with a draw at a decoder's end.
@@ -133,7 +135,7 @@ impl Shape {
     /// # Errors
     /// As [`Shape::record`].
     pub fn record_sampled(&self, target: &Target, weight: WeightType, pass: ShapePass) -> Result<Recording, Error> {
-        self.record_to(target, weight, pass, Ending::Sample { penalize: false, mask: false })
+        self.record_to(target, weight, pass, Ending::Sample(Sampler { draw: Drawing::All, ..Sampler::default() }))
     }
 
     fn record_to(

@@ -7,14 +7,14 @@ use web_time::Instant;
 use crate::device::Pending;
 use crate::error::Error;
 use crate::generate::Pace;
-use crate::model::RowsEnding;
+use crate::model::Sampler;
 
 /// Passes in flight, all of them over the same rows, each with the tokens that the one before it chose.
 #[derive(Default)]
 pub(super) struct Ahead {
     /// The place of each row's sequence.
     pub rows: Vec<u32>,
-    pub ending: RowsEnding,
+    pub sampler: Sampler,
     /// Why the sequences at some places cannot go on: no token is allowed there.
     pub broken: HashMap<u32, Error>,
     /// The oldest first, with when it was submitted.
@@ -39,8 +39,8 @@ impl Ahead {
     }
 
     /// Other rows begin.
-    pub fn begin(&mut self, rows: Vec<u32>, ending: RowsEnding, broken: HashMap<u32, Error>) {
-        (self.rows, self.ending, self.broken) = (rows, ending, broken);
+    pub fn begin(&mut self, rows: Vec<u32>, sampler: Sampler, broken: HashMap<u32, Error>) {
+        (self.rows, self.sampler, self.broken) = (rows, sampler, broken);
         self.pace.pause();
     }
 

@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::generate::{Model, StopReason};
 use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
 use crate::loss::LossReason;
-use crate::model::RowsEnding;
+use crate::model::{Drawing, Sampler};
 use crate::panics::{caught, caught_in};
 use crate::platform::pause;
 use crate::recording::MemoryPlan;
@@ -548,17 +548,23 @@ impl Driver {
         }
         self.make_free(ready.iter().map(|&i| self.running[i].pages_for(1)).sum()).await?;
         let Driver { model, passes, pages, running, .. } = self;
-        let ending = RowsEnding {
+        let sampler = Sampler {
             penalize: ready.iter().any(|&i| running[i].penalizes()),
             mask: ready.iter().any(|&i| running[i].is_guided()),
-            draw: ready.iter().any(|&i| running[i].draws()),
+            draw: match ready.iter().filter(|&&i| running[i].draws()).count() {
+                0 => Drawing::None,
+                // Idle rows of a pass draw nothing.
+                n if n.is_power_of_two() && n == ready.len() => Drawing::All,
+                _ => Drawing::Some,
+            },
         };
         let device = model.device();
         let mut rows = Vec::with_capacity(ready.len());
         let mut settings: Vec<Sampling> = Vec::with_capacity(ready.len());
         let mut broken = HashMap::new();
         // Of a row whose text may go on with any token.
-        let all = if ending.mask { vec![u32::MAX; mask_words(model.config().vocab_size) as usize] } else { Vec::new() };
+        let all =
+            if sampler.mask { vec![u32::MAX; mask_words(model.config().vocab_size) as usize] } else { Vec::new() };
         for (row, &i) in ready.iter().enumerate() {
             let sequence = &mut running[i];
             sequence.make_room(1, pages)?;
@@ -580,7 +586,7 @@ impl Driver {
                     device.write(&passes.rows().biases, row * 2 * Sampling::MOST_BIASES as usize, &biases)?;
                 }
             }
-            if ending.mask {
+            if sampler.mask {
                 let allowed = match sequence.allowed() {
                     Ok(allowed) => allowed.unwrap_or(&all),
                     Err(error) => {
@@ -591,20 +597,20 @@ impl Driver {
                 device.write(&passes.rows().allowed, row * all.len(), allowed)?;
             }
         }
-        if ending.draw || ending.penalize {
+        if sampler.draw != Drawing::None || sampler.penalize {
             device.write(&passes.rows().sampling, 0, bytemuck::cast_slice::<_, u32>(&settings))?;
         }
         // Rows that count for nothing write to the page and the state that are nobody's.
         rows.resize(rows.len().next_power_of_two(), StateRow::default());
         passes.set_rows(&rows)?;
-        self.ahead.begin(ready.iter().map(|&i| self.running[i].slot).collect(), ending, broken);
+        self.ahead.begin(ready.iter().map(|&i| self.running[i].slot).collect(), sampler, broken);
         self.submit_pass().await
     }
 
     /// Submits the pass over the rows of those that are in flight.
     async fn submit_pass(&mut self) -> Result<(), Error> {
         let Driver { passes, ahead, .. } = self;
-        ahead.submitted(passes.submit_rows(ahead.rows.len() as u32, ahead.ending).await?);
+        ahead.submitted(passes.submit_rows(ahead.rows.len() as u32, ahead.sampler).await?);
         Ok(())
     }
 
@@ -636,7 +642,7 @@ impl Driver {
             self.running.len() != self.ahead.rows.len() || (!self.slots.is_empty() && self.shared.has_waiting());
         (1..self.ahead.depth()).contains(&n)
             && self.model.runs_ahead()
-            && !self.ahead.ending.mask
+            && !self.ahead.sampler.mask
             && !others_wait
             && self.running.iter().all(|sequence| sequence.goes_on_after(n, &self.model))
     }

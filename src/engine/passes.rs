@@ -7,7 +7,7 @@ use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::generate::{Model, rows_for};
 use crate::kernels::StateRow;
-use crate::model::{PassTensors, RowsEnding};
+use crate::model::{PassTensors, Sampler};
 use crate::recording::MemoryPlan;
 
 /// All stages have the same pages, places and rows under the same numbers. The host carries the rows of a pass from each to the
@@ -156,17 +156,17 @@ impl Passes {
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
-    pub async fn submit_rows(&mut self, n: u32, ending: RowsEnding) -> Result<Pending, Error> {
+    pub async fn submit_rows(&mut self, n: u32, sampler: Sampler) -> Result<Pending, Error> {
         let n_rows = n.next_power_of_two();
         let mut left = None;
         for stage in &mut self.before {
             let (device, stream) = (stage.device.clone(), stage.rows.stream.first_rows(n_rows)?);
             take_left(&device, &stage.rows, left)?;
-            left = Some(device.run_and_read(stage.of_rows(n_rows, RowsEnding::default()).await?, &stream)?.await?);
+            left = Some(device.run_and_read(stage.of_rows(n_rows, Sampler::default()).await?, &stream)?.await?);
         }
         take_left(&self.last.device, &self.last.rows, left)?;
         let (device, chosen) = (self.last.device.clone(), self.last.rows.chosen.clone());
-        device.run_and_read(self.last.of_rows(n_rows, ending).await?, &chosen)
+        device.run_and_read(self.last.of_rows(n_rows, sampler).await?, &chosen)
     }
 }
 

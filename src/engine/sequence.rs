@@ -7,7 +7,7 @@ use super::stream::Teller;
 use crate::error::Error;
 use crate::generate::{Completed, Logprobs, Model, Piece, StopReason, Written};
 use crate::kernels::{PAGE, Sampling, StateRow};
-use crate::model::Ending;
+use crate::model::Sampler;
 
 pub(super) struct Sequence {
     /// Its tokens are in `ids`.
@@ -252,8 +252,7 @@ impl Sequence {
     }
 
     pub fn penalizes(&self) -> bool {
-        let ending = Ending::of(&self.request.options.sampling(0));
-        matches!(ending, Ending::Greedy { penalize: true, .. } | Ending::Sample { penalize: true, .. })
+        Sampler::of(&self.request.options.sampling(0)).penalize
     }
 
     pub fn draws(&self) -> bool {

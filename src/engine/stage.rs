@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{KvType, PAGE};
-use crate::model::{Ending, KvCache, LayerCache, PassTensors, RowsEnding, Transformer};
+use crate::model::{Ending, KvCache, LayerCache, PassTensors, Sampler, Transformer};
 use crate::recording::{MemoryPlan, Products, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor, WordCopy};
 use crate::tuning::self_test;
@@ -50,7 +50,7 @@ pub(super) struct Stage {
     staging: Option<Tensor>,
     workspace: Workspace,
     sizes: Sizes,
-    of_rows: HashMap<(u32, RowsEnding), Recording>,
+    of_rows: HashMap<(u32, Sampler), Recording>,
     of_prompts: HashMap<u32, Recording>,
 }
 
@@ -95,7 +95,7 @@ impl Stage {
             stage.staging = Some(Tensor::declare("cache.staging", Role::Cache, &shape, DType::U32)?);
         }
         stage.record_prompt(max_pass)?;
-        stage.record_rows(n_rows, RowsEnding::default())?;
+        stage.record_rows(n_rows, Sampler::default())?;
         Ok(stage)
     }
 
@@ -271,12 +271,12 @@ impl Stage {
         Ok(())
     }
 
-    fn record_rows(&mut self, n_rows: u32, ending: RowsEnding) -> Result<(), Error> {
+    fn record_rows(&mut self, n_rows: u32, sampler: Sampler) -> Result<(), Error> {
         let columns = self.sizes.n_sequences.next_power_of_two().min(8);
         let mut rec = self.recorder(Products::Few { columns });
-        self.transformer.record_rows(&mut rec, &self.cache, &self.rows, n_rows, ending)?;
+        self.transformer.record_pass(&mut rec, &self.cache, &self.rows, n_rows, Ending::Sample(sampler))?;
         let recording = self.finish(rec, self.of_rows.is_empty());
-        self.of_rows.insert((n_rows, ending), recording);
+        self.of_rows.insert((n_rows, sampler), recording);
         Ok(())
     }
 
@@ -304,11 +304,11 @@ impl Stage {
     ///
     /// # Errors
     /// As [`Stage::of_prompt`].
-    pub async fn of_rows(&mut self, n_rows: u32, ending: RowsEnding) -> Result<&Recording, Error> {
-        let key = (n_rows, ending);
+    pub async fn of_rows(&mut self, n_rows: u32, sampler: Sampler) -> Result<&Recording, Error> {
+        let key = (n_rows, sampler);
         loop {
             if !self.of_rows.contains_key(&key) {
-                self.record_rows(n_rows, ending)?;
+                self.record_rows(n_rows, sampler)?;
             }
             if self_test(&self.device, &self.of_rows[&key]).await? {
                 return Ok(&self.of_rows[&key]);

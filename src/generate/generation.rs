@@ -130,7 +130,7 @@ impl<'s> Generation<'s> {
         session.further.begin(options.further_tokens > 0);
         Ok(Generation {
             draft: None,
-            ending: options.ending(written.is_guided()),
+            ending: Ending::Sample(options.sampler(written.is_guided())),
             written,
             unread: VecDeque::new(),
             start: Instant::now(),

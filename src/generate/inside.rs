@@ -82,7 +82,7 @@ impl Session {
         self.check_ids(&[])?;
         self.model.expect_resident("timeline")?;
         self.cache_all_but(1).await?;
-        let (position, ending) = (self.sequence.n_cached(), Ending::Greedy { penalize: false, mask: false });
+        let (position, ending) = (self.sequence.n_cached(), Ending::GREEDY);
         self.ready(1, 1, ending).await?;
         self.submitted(1, 1);
         let recording = self.passes.get(1, ending)?;
@@ -268,7 +268,7 @@ mod tests {
         let n_before = device.counters().dispatches;
         let timeline = pollster::block_on(session.timeline()).unwrap();
         assert_eq!(device.counters().dispatches - n_before, timeline.dispatches.len() as u64);
-        let recording = session.passes.get(1, Ending::Greedy { penalize: false, mask: false }).unwrap();
+        let recording = session.passes.get(1, Ending::GREEDY).unwrap();
         let n_before = device.counters().dispatches;
         let times = pollster::block_on(round_trips(&device, recording)).unwrap();
         assert_eq!(times.len(), timeline.dispatches.len());

@@ -6,7 +6,7 @@ use crate::error::Error;
 #[cfg(feature = "grammar")]
 use crate::grammar::Constraint;
 use crate::kernels::Sampling;
-use crate::model::{Ending, VERIFIED_ROWS};
+use crate::model::{Sampler, VERIFIED_ROWS};
 use crate::tokenizer::Tokenizer;
 
 /// What happens when the context is full.
@@ -208,10 +208,9 @@ impl GenerateOptions {
         }
     }
 
-    /// What comes after the layers of a pass that chooses a token, of all or of those that a guide allows.
-    pub(super) fn ending(&self, is_guided: bool) -> Ending {
-        let ending = Ending::of(&self.sampling(0));
-        if is_guided { ending.masked() } else { ending }
+    /// How a pass chooses a token, of all or of those that a guide allows.
+    pub(super) fn sampler(&self, is_guided: bool) -> Sampler {
+        Sampler { mask: is_guided, ..Sampler::of(&self.sampling(0)) }
     }
 
     /// The options that ask for guesses, and of how many tokens.
@@ -221,7 +220,7 @@ impl GenerateOptions {
 
     /// Refuses more guesses than a pass verifies, and any where choices are not plainly the most likely tokens.
     pub(super) fn check_guesses(&self, option: &'static str, n: u32, is_guided: bool) -> Result<(), Error> {
-        let is_greedy = self.ending(is_guided) == Ending::Greedy { penalize: false, mask: false };
+        let is_greedy = self.sampler(is_guided) == Sampler::default();
         let is_greedy = is_greedy && self.logprobs.is_none();
         let most = if is_greedy { Self::MOST_GUESSES } else { 0 };
         if n <= most {

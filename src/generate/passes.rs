@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::KvType;
-use crate::model::{Ending, KvCache, PassTensors, Transformer};
+use crate::model::{Drawing, Ending, KvCache, PassTensors, Sampler, Transformer};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
@@ -163,7 +163,7 @@ impl RecordedPasses {
     }
 
     fn record_greedy(&mut self, target: &Target, transformer: &Transformer, size: u32) -> Result<(), Error> {
-        self.record(target, transformer, size, Ending::Greedy { penalize: false, mask: false })
+        self.record(target, transformer, size, Ending::GREEDY)
     }
 
     /// Records a pass unless that was done before.
@@ -255,8 +255,9 @@ impl RecordedPasses {
         let target = device.target();
         let mut passes = RecordedPasses::declare(&target, transformer, room)?;
         passes.record_all_sizes(&target, transformer)?;
-        for ending in [Ending::Greedy { penalize: true, mask: false }, Ending::Sample { penalize: true, mask: false }] {
-            passes.record(&target, transformer, 1, ending)?;
+        for draw in [Drawing::None, Drawing::All] {
+            let sampler = Sampler { penalize: true, mask: false, draw };
+            passes.record(&target, transformer, 1, Ending::Sample(sampler))?;
         }
         passes.test_all(device, transformer).await
     }

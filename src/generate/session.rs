@@ -93,7 +93,7 @@ impl Session {
 
     /// Dispatches of one decode pass of a greedy generation.
     pub fn decode_dispatches(&self) -> usize {
-        self.passes.get(1, Ending::Greedy { penalize: false, mask: false }).map_or(0, Recording::n_dispatches)
+        self.passes.get(1, Ending::GREEDY).map_or(0, Recording::n_dispatches)
     }
 
     /// Rows of the passes that compute so many tokens, in order. Rows beyond the tokens are idle.

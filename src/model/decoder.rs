@@ -149,20 +149,8 @@ pub enum Ending {
     Logits,
     /// The most likely token after each row of a pass of [`VERIFIED_ROWS`]; the state stays as it is.
     Verify,
-    /// The most likely token, which then is the next pass's input.
-    Greedy {
-        /// Whether single tokens have penalties or biases.
-        penalize: bool,
-        /// Whether only allowed tokens count.
-        mask: bool,
-    },
-    /// A token drawn by the sampling settings, which then is the next pass's input.
-    Sample {
-        /// Whether single tokens have penalties or biases.
-        penalize: bool,
-        /// Whether only allowed tokens count.
-        mask: bool,
-    },
+    /// A token after each sequence's last row, which then is the next pass's input.
+    Sample(Sampler),
     /// The layers are not computed: the head for further tokens goes on with the rows that the last pass left, and only its
     /// cache is wanted.
     Follow,
@@ -172,76 +160,46 @@ pub enum Ending {
     GuessOn,
 }
 
+/// How a pass chooses tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Sampler {
+    /// Whether some sequences have penalties or biases.
+    pub penalize: bool,
+    /// Whether some sequences may go on with allowed tokens only.
+    pub mask: bool,
+    /// Which sequences draw their token. The others take the most likely one.
+    pub draw: Drawing,
+}
+
+/// Sequences that draw a token by their sampling settings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Drawing {
+    /// None of them.
+    #[default]
+    None,
+    /// Those whose temperature is not 0.
+    Some,
+    /// All of them.
+    All,
+}
+
 impl Ending {
-    /// The ending that follows from sampling settings: a temperature of 0 is greedy.
-    pub fn of(sampling: &Sampling) -> Ending {
+    /// The most likely token of all, as it is.
+    pub const GREEDY: Ending = Ending::Sample(Sampler { penalize: false, mask: false, draw: Drawing::None });
+}
+
+impl Sampler {
+    /// That of one sequence with these settings; a temperature of 0 is greedy.
+    pub fn of(sampling: &Sampling) -> Sampler {
         let repeats = sampling.repeat_penalty != 1.0 && sampling.repeat_last_n > 0;
         let penalties = [sampling.presence_penalty, sampling.frequency_penalty];
         let penalize = repeats || penalties != [0.0; 2] || sampling.n_biases > 0;
-        let mask = false;
-        match sampling.temperature > 0.0 {
-            true => Ending::Sample { penalize, mask },
-            false => Ending::Greedy { penalize, mask },
-        }
+        let draw = if sampling.temperature > 0.0 { Drawing::All } else { Drawing::None };
+        Sampler { penalize, mask: false, draw }
     }
-
-    /// The same, of allowed tokens only, where a token is chosen.
-    pub fn masked(self) -> Ending {
-        match self {
-            Ending::Greedy { penalize, .. } => Ending::Greedy { penalize, mask: true },
-            Ending::Sample { penalize, .. } => Ending::Sample { penalize, mask: true },
-            other => other,
-        }
-    }
-}
-
-/// What passes over one token of each of several sequences choose with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct RowsEnding {
-    /// Whether single tokens have penalties or biases.
-    pub penalize: bool,
-    /// Whether only allowed tokens count.
-    pub mask: bool,
-    /// Whether some tokens are drawn.
-    pub draw: bool,
 }
 
 impl Transformer {
-    /// Records a pass over one token of each of `n_rows` sequences that share a cache: to `io.chosen` the tokens that are
-    /// most likely, or drawn where a row's temperature is not 0. The state moves on to them, so that the next pass over the same
-    /// rows needs no word from the host. Of a part of a model that lacks the last layers, what it leaves for the other part comes
-    /// instead, as in [`Transformer::record_pass`].
-    ///
-    /// # Errors
-    /// As [`Transformer::record_pass`].
-    pub fn record_rows(
-        &self,
-        rec: &mut Recorder,
-        cache: &KvCache,
-        io: &PassTensors,
-        n_rows: u32,
-        ending: RowsEnding,
-    ) -> Result<(), Error> {
-        let h = self.record_layers(rec, cache, io, n_rows, &mut |_, _| Ok(()))?; // [R, C]
-        if !self.is_last() {
-            return leave(rec, &h, io);
-        }
-        let logits = io.logits.first_rows(n_rows)?;
-        self.record_head(rec, &h, &logits)?; // [R, V]
-        let sampling = io.sampling.first_rows(n_rows)?;
-        if ending.penalize {
-            penalize(rec, &sampling, &io.state, &io.tokens, &io.biases.first_rows(n_rows)?, &logits)?;
-        }
-        if ending.mask {
-            mask_logits(rec, &io.allowed.first_rows(n_rows)?, &logits)?;
-        }
-        argmax(rec, &logits, &io.chosen.first_rows(n_rows)?)?; // [R]
-        if ending.draw {
-            sample(rec, &sampling, &io.state, &logits, &io.chosen.first_rows(n_rows)?)?; // [R]
-        }
-        advance(rec, &io.state, &io.chosen.first_rows(n_rows)?, &io.tokens)
-    }
-
     /// Records a pass over `n_tokens` tokens at the state's position, up to the residual stream of all tokens,
     /// `[T, C]`, which it returns.
     ///
@@ -305,8 +263,9 @@ impl Transformer {
         }
     }
 
-    /// Records a pass over `n_tokens` tokens at the state's position with its ending. Of a part of a model that lacks the last
-    /// layers, what it leaves for the other part comes instead.
+    /// Records a pass over `n_tokens` tokens with its ending: of one sequence, from the state's position on, or one token of each of
+    /// several that share a cache ([`StepState::is_batch`]). The state moves on to the tokens that are chosen, so that the next pass
+    /// needs no word from the host. Of a part of a model that lacks the last layers, what it leaves for the other part comes instead.
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if the tensors do not fit the configuration.
@@ -335,20 +294,26 @@ impl Transformer {
             self.record_head(rec, &h, &logits)?; // [T, V]
             return argmax(rec, &logits, &io.verified); // [T]
         }
-        let last = self.record_last(rec, &io.state, h)?; // [1, C]
-        self.record_head(rec, &last, &io.logits)?; // [1, V]
-        if let Ending::Greedy { penalize: true, .. } | Ending::Sample { penalize: true, .. } = ending {
-            penalize(rec, &io.sampling, &io.state, &io.tokens, &io.biases, &io.logits)?;
+        // [R, C]: each row of a batch is the last one of its sequence.
+        let last = if io.state.is_batch() { h } else { self.record_last(rec, &io.state, h)? };
+        let n_rows = last.shape()[0];
+        let logits = io.logits.first_rows(n_rows)?;
+        self.record_head(rec, &last, &logits)?; // [R, V]
+        let Ending::Sample(Sampler { penalize: penalizes, mask, draw }) = ending else { return Ok(()) };
+        let (sampling, chosen) = (io.sampling.first_rows(n_rows)?, io.chosen.first_rows(n_rows)?);
+        if penalizes {
+            penalize(rec, &sampling, &io.state, &io.tokens, &io.biases.first_rows(n_rows)?, &logits)?;
         }
-        if let Ending::Greedy { mask: true, .. } | Ending::Sample { mask: true, .. } = ending {
-            mask_logits(rec, &io.allowed, &io.logits)?;
+        if mask {
+            mask_logits(rec, &io.allowed.first_rows(n_rows)?, &logits)?;
         }
-        match ending {
-            Ending::Greedy { .. } => argmax(rec, &io.logits, &io.chosen)?, // [1]
-            Ending::Sample { .. } => sample(rec, &io.sampling, &io.state, &io.logits, &io.chosen)?, // [1]
-            _ => return Ok(()),
+        if draw != Drawing::All {
+            argmax(rec, &logits, &chosen)?; // [R]
         }
-        advance(rec, &io.state, &io.chosen, &io.tokens)
+        if draw != Drawing::None {
+            sample(rec, &sampling, &io.state, &logits, &chosen)?; // [R]
+        }
+        advance(rec, &io.state, &chosen, &io.tokens)
     }
 }
 
