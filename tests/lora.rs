@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use common::{References, Rng, block_on, largest_difference, shared};
 use serde_json::{Value, json};
+use tilewright::engine::{Engine, EngineOptions, Request};
 use tilewright::formats::gguf::Value as Key;
 use tilewright::formats::gguf_writer::GgufHeader;
 use tilewright::formats::{BlockType, Gguf, Safetensors, TensorInfo, block};
@@ -309,6 +310,24 @@ fn quantised_weights_stay_as_they_are() {
     }
 }
 
+/// An adapter for the built-in model, random and strong enough to change what it says.
+#[cfg(feature = "serve")]
+pub fn of_stories(seed: u64) -> Vec<u8> {
+    let mut rng = Rng::new(seed);
+    let mut random = |n: u64| (0..n).map(|_| rng.uniform() as f32).collect::<Vec<f32>>();
+    let factors: Vec<_> = (0..5)
+        .flat_map(|layer| {
+            let name = format!("blk.{layer}.ffn_down.weight");
+            let (rank, [n_rows, n_columns]) = (2, [128, 384]);
+            [
+                (format!("{name}.lora_a"), vec![rank, n_columns], random(rank * n_columns)),
+                (format!("{name}.lora_b"), vec![n_rows, rank], random(n_rows * rank)),
+            ]
+        })
+        .collect();
+    gguf("llama", 1.0, &factors)
+}
+
 /// An adapter in a GGUF file.
 fn gguf(architecture: &str, alpha: f32, tensors: &[(String, Vec<u64>, Vec<f32>)]) -> Vec<u8> {
     let keys = [("general.type", "adapter"), ("general.architecture", architecture), ("adapter.type", "lora")];
@@ -389,6 +408,50 @@ fn adapters_take_turns() {
         session.restore(&snapshot).unwrap();
         assert_eq!(session.adapter().map(Adapter::name), Some("llama3-rope-rs"));
         assert_eq!(block_on(session.logits(&[9])).unwrap(), want);
+        common::assert_tested(&device);
+    }
+}
+
+/// Requests of an engine, each with an adapter of its own or with none, have the tokens of sessions; none takes up what another adapter
+/// has computed of the same prompt, and the next one with the same does.
+#[test]
+fn requests_with_different_adapters_take_turns() {
+    for device in devices() {
+        let model = load(&device, &tiny("llama3-rope"));
+        let names = ["llama3-rope", "llama3-rope-rs"];
+        let adapters = names.map(|name| (name.to_owned(), model.load_adapter(adapter(name), 1.0).unwrap()));
+        let turns = [Some(&adapters[0].1), None, Some(&adapters[1].1)];
+        // More than a page.
+        let ids: Vec<u32> = (0..100).map(|i| 20 + i * 7 % 90).collect();
+        let alone = turns.map(|adapter| greedy(&mut model.with_adapter(adapter).unwrap().session().unwrap(), &ids));
+        assert!(alone[0] != alone[1] && alone[1] != alone[2] && alone[0] != alone[2]);
+        let model = model.with_adapters(adapters).unwrap();
+        assert_eq!(model.adapter_names().collect::<Vec<_>>(), names);
+        let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+        for round in 0..2 {
+            let requests = [Some(names[0]), None, Some(names[1])].map(|adapter| {
+                let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(12) };
+                Request { adapter: adapter.map(str::to_owned), ..Request::new(ids.clone(), options) }
+            });
+            let streams = [0, 1, 2, 0, 1].map(|i| (i, engine.submit(requests[i].clone()).unwrap()));
+            while block_on(driver.step()).unwrap() {}
+            for (nth, (i, mut stream)) in streams.into_iter().enumerate() {
+                let mut tokens = Vec::new();
+                while let Some(piece) = block_on(stream.next()) {
+                    tokens.push(piece.unwrap().id);
+                }
+                assert_eq!(tokens, alone[i], "round {round}, request {nth} on {}", of(&device));
+                // The first three begin before any has computed a page.
+                if round > 0 {
+                    assert_eq!(stream.usage().cached_tokens, 64, "request {nth}");
+                } else if nth < 3 {
+                    assert_eq!(stream.usage().cached_tokens, 0, "request {nth}");
+                }
+            }
+        }
+        let unknown = Request { adapter: Some("other".into()), ..Request::new(ids, GenerateOptions::greedy(1)) };
+        let refusal = engine.submit(unknown).err().expect("there is none of that name").to_string();
+        assert!(refusal.contains("`other`") && refusal.contains("`llama3-rope-rs`"), "{refusal}");
         common::assert_tested(&device);
     }
 }

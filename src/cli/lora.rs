@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
+#[cfg(feature = "serve")]
+use tilewright::Adapter;
 use tilewright::{Error, Model};
 
 /// The adapter.
@@ -16,7 +18,7 @@ pub struct LoraArgs {
 
 /// A file and a factor.
 #[derive(Clone, Debug, PartialEq)]
-struct Lora {
+pub struct Lora {
     path: PathBuf,
     scale: f32,
 }
@@ -34,6 +36,14 @@ impl FromStr for Lora {
             Some((path, Ok(scale))) if !path.is_empty() => Ok(Lora { path: path.into(), scale }),
             _ => Ok(whole()),
         }
+    }
+}
+
+impl Lora {
+    /// The adapter beside its model.
+    #[cfg(feature = "serve")]
+    pub fn load(&self, model: &Model) -> Result<Adapter, Error> {
+        model.load_adapter(&self.path, self.scale)
     }
 }
 

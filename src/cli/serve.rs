@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use tilewright::{
     Breaker, Device, DeviceChoice, EmbedOptions, Embedder, Error, LoadOptions, Model, Recovery, RerankOptions, Reranker,
 };
 
+use super::lora::Lora;
 use super::run::{self, ModelArgs, with_loading_bar};
 use super::{Failure, hub, parse_bytes, save_pipeline_caches, tell_findings};
 
@@ -78,6 +80,10 @@ pub struct ServeArgs {
     engine: EngineArgs,
     #[command(flatten)]
     limits: LimitArgs,
+    /// LoRA adapter that requests name as MODEL:NAME; can be given several times. MODEL may be left out where the server has one
+    /// model. A factor of what the adapter adds may follow the file.
+    #[arg(long, value_name = "[MODEL:]NAME=FILE[:SCALE]")]
+    lora_adapter: Vec<ServedAdapter>,
     /// Template that is built in, for models whose files have none.
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
@@ -94,6 +100,30 @@ pub struct ServeArgs {
     otlp_endpoint: Option<String>,
     #[command(flatten)]
     model: ModelArgs,
+}
+
+/// An adapter that requests name.
+#[derive(Clone, Debug, PartialEq)]
+struct ServedAdapter {
+    model: Option<String>,
+    name: String,
+    lora: Lora,
+}
+
+impl FromStr for ServedAdapter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ServedAdapter, String> {
+        let (names, file) = text.split_once('=').ok_or("expected NAME=FILE")?;
+        let (model, name) = match names.rsplit_once(':') {
+            Some((model, name)) => (Some(model.to_owned()), name),
+            None => (None, names),
+        };
+        if name.is_empty() || model.as_deref() == Some("") {
+            return Err("expected a name before `=`".into());
+        }
+        Ok(ServedAdapter { model, name: name.into(), lora: file.parse()? })
+    }
 }
 
 /// How models are kept, and how many texts they compute.
@@ -160,6 +190,7 @@ pub struct Loader {
     args: ModelArgs,
     engine: EngineOptions,
     template: Option<String>,
+    adapters: Vec<ServedAdapter>,
     /// Those that compute texts, then those that compute layers for them.
     places: Vec<Place>,
     n_engines: usize,
@@ -184,13 +215,23 @@ impl Place {
 }
 
 impl Loader {
+    /// What loads models with these options, and no adapters that requests name.
     pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Result<Arc<Loader>, Error> {
+        Loader::with_adapters(args, engine, template, Vec::new())
+    }
+
+    fn with_adapters(
+        args: ModelArgs,
+        engine: EngineOptions,
+        template: Option<String>,
+        adapters: Vec<ServedAdapter>,
+    ) -> Result<Arc<Loader>, Error> {
         let mut choices = args.devices()?;
         let n_engines = choices.len();
         choices.extend(args.layers_on().map(Clone::clone));
         let places = choices.into_iter().map(|choice| Place { choice, device: Mutex::default() }).collect();
         let held = Mutex::new(Some(Vec::new()));
-        Ok(Arc::new(Loader { args, engine, template, places, n_engines, held }))
+        Ok(Arc::new(Loader { args, engine, template, adapters, places, n_engines, held }))
     }
 
     /// A model that is given as `[NAME=]MODEL`, or the built-in one.
@@ -209,8 +250,14 @@ impl Loader {
         };
         let is_gguf =
             path.as_ref().is_none_or(|path| path.extension().is_some_and(|own| own.eq_ignore_ascii_case("gguf")));
+        let adapters = self.adapters_of(&name).map(|adapter| adapter.name.clone()).collect();
         let spec = ModelSpec::new(name, size, move || loader.load(&of_spec, path.as_deref(), &of_load));
-        Ok(spec.with_files(is_gguf, open).with_breakers(breakers))
+        Ok(spec.with_files(is_gguf, open).with_breakers(breakers).with_adapters(adapters))
+    }
+
+    /// The adapters of the model of that name.
+    fn adapters_of(&self, model: &str) -> impl Iterator<Item = &ServedAdapter> {
+        self.adapters.iter().filter(move |adapter| adapter.model.as_deref().is_none_or(|own| own == model))
     }
 
     /// The first device, opened if it is not.
@@ -223,7 +270,7 @@ impl Loader {
         let mut models = Vec::new();
         for (i, breaker) in breakers.iter().enumerate() {
             let loader = self.clone();
-            let mut recovery = Recovery::new(move || loader.open(i), |device| self.load_onto(path, device), tell)
+            let mut recovery = Recovery::new(move || loader.open(i), |device| self.load_onto(name, path, device), tell)
                 .with_breaker(breaker.clone());
             let loaded = match breaker.admits(Instant::now()) {
                 true => recovery.load(&self.open(i)?)?,
@@ -231,7 +278,7 @@ impl Loader {
             };
             match loaded {
                 Loading::Encoder(loaded) => return Ok(loaded),
-                Loading::Decoder(model) => models.push((model, self.recovery(path, i, breaker))),
+                Loading::Decoder(model) => models.push((model, self.recovery(name, path, i, breaker))),
             }
         }
         let engine = Engine::spawn_with(models, &self.engine)?;
@@ -258,7 +305,7 @@ impl Loader {
         self.places[i].device(&self.args)
     }
 
-    fn load_onto(&self, path: Option<&Path>, device: &Device) -> Result<Loading, Error> {
+    fn load_onto(&self, name: &str, path: Option<&Path>, device: &Device) -> Result<Loading, Error> {
         let shape = path.map(ModelFile::open).transpose()?.map(|file| file.header.shape);
         let memory_limit = self.args.options().memory_limit;
         let loaded = match (shape, path) {
@@ -276,7 +323,7 @@ impl Loader {
                 };
                 Loading::Encoder(Loaded::Embedder(with_loading_bar(load)?))
             }
-            _ => Loading::Decoder(self.load_decoder(path, device)?),
+            _ => Loading::Decoder(self.load_decoder(name, path, device)?),
         };
         tell_findings(device);
         match &loaded {
@@ -286,26 +333,29 @@ impl Loader {
         Ok(loaded)
     }
 
-    fn load_decoder(&self, path: Option<&Path>, device: &Device) -> Result<Model, Error> {
+    fn load_decoder(&self, name: &str, path: Option<&Path>, device: &Device) -> Result<Model, Error> {
         let open = |choice: &DeviceChoice| match self.places.iter().find(|place| place.choice == *choice) {
             Some(place) => place.device(&self.args),
             None => self.args.open_one(choice),
         };
         let layers_on = self.args.open_layers_on(device, open)?;
-        self.args.adapted(run::load(path, device, LoadOptions { layers_on, ..self.args.options() })?)
+        let model = self.args.adapted(run::load(path, device, LoadOptions { layers_on, ..self.args.options() })?)?;
+        let adapters = self.adapters_of(name).map(|adapter| Ok((adapter.name.clone(), adapter.lora.load(&model)?)));
+        model.with_adapters(adapters.collect::<Result<Vec<_>, Error>>()?)
     }
 
     /// What makes that which loads a model anew, in the thread that computes.
     fn recovery(
         self: &Arc<Self>,
+        name: &str,
         path: Option<&Path>,
         i: usize,
         breaker: &Arc<Breaker>,
     ) -> impl FnOnce() -> Recovery<'static, Model> + Send + use<> {
-        let (path, breaker) = (path.map(Path::to_path_buf), breaker.clone());
+        let (name, path, breaker) = (name.to_owned(), path.map(Path::to_path_buf), breaker.clone());
         let (opens, loads) = (self.clone(), self.clone());
         move || {
-            let load = move |device: &Device| loads.load_decoder(path.as_deref(), device);
+            let load = move |device: &Device| loads.load_decoder(&name, path.as_deref(), device);
             Recovery::new(move || opens.open(i), load, tell).with_breaker(breaker)
         }
     }
@@ -387,11 +437,21 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         step_limit: step_limit.map(Duration::from_secs),
     };
     engine.check()?;
-    let loader = Loader::new(args.model, engine, args.template)?;
+    let adapters = args.lora_adapter.clone();
+    let loader = Loader::with_adapters(args.model, engine, args.template, args.lora_adapter)?;
     let mut specs: Vec<ModelSpec> =
         models.iter().map(|given| loader.spec(Some(given))).collect::<Result<_, Error>>()?;
     if specs.is_empty() {
         specs.push(loader.spec(None)?);
+    }
+    let is_there = |name: &str| specs.iter().any(|spec| spec.name() == name);
+    for ServedAdapter { model, name, .. } in adapters {
+        let (expected, found) = match model {
+            None if specs.len() > 1 => ("MODEL:NAME=FILE, as there are several models", name),
+            Some(model) if !is_there(&model) => ("one of the models in front of the adapter's name", model),
+            _ => continue,
+        };
+        return Err(Error::Option { option: "lora_adapter", expected: expected.into(), found: format!("`{found}`") }.into());
     }
     let names: Vec<String> = specs.iter().map(|spec| format!("`{}`", spec.name())).collect();
     let LimitArgs { max_tokens, answer_time, max_body, max_bodies, max_connections, drain } = args.limits;

@@ -15,6 +15,8 @@ pub(super) struct Ahead {
     /// The place of each row's sequence.
     pub rows: Vec<u32>,
     pub sampler: Sampler,
+    /// The adapter of all rows.
+    pub adapter: Option<String>,
     /// Why the sequences at some places cannot go on: no token is allowed there.
     pub broken: HashMap<u32, Error>,
     /// The oldest first, with when it was submitted.
@@ -39,8 +41,8 @@ impl Ahead {
     }
 
     /// Other rows begin.
-    pub fn begin(&mut self, rows: Vec<u32>, sampler: Sampler, broken: HashMap<u32, Error>) {
-        (self.rows, self.sampler, self.broken) = (rows, sampler, broken);
+    pub fn begin(&mut self, rows: Vec<u32>, sampler: Sampler, adapter: Option<String>, broken: HashMap<u32, Error>) {
+        (self.rows, self.sampler, self.adapter, self.broken) = (rows, sampler, adapter, broken);
         self.pace.pause();
     }
 

@@ -1,6 +1,7 @@
 //! What computes: admits requests, runs passes, tells streams.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use web_time::Instant;
@@ -44,6 +45,8 @@ pub struct Driver {
     running: Vec<Sequence>,
     /// Passes over rows that were submitted and not read.
     ahead: Ahead,
+    /// The adapter of the last rows that were submitted.
+    turn: Option<String>,
     /// Tokens so far.
     n_generated: u64,
     /// Why it computes no more.
@@ -88,6 +91,7 @@ impl Driver {
             slots: slots(options),
             running: Vec::new(),
             ahead: Ahead::default(),
+            turn: None,
             n_generated: 0,
             stopped: None,
             #[cfg(not(target_arch = "wasm32"))]
@@ -284,6 +288,10 @@ impl Driver {
         self.tell_device();
         self.passes = make_passes(&self.model, &self.options, self.passes.n_pages() - 1)?;
         self.running.iter_mut().for_each(Sequence::lose_pages);
+        let over = |sequence: &mut Sequence| self.model.adapted_by(sequence.request.adapter.as_deref()).is_err();
+        for sequence in self.running.extract_if(.., over).collect::<Vec<_>>() {
+            self.fail_one(sequence);
+        }
         self.pages = new_pages(&self.model, &self.options, &self.passes);
         self.keep_running(|sequence, pages| sequence.begin_anew(pages));
         self.update(|stats| stats.n_recoveries += 1);
@@ -370,6 +378,14 @@ impl Driver {
         });
     }
 
+    /// Ends a sequence whose adapter is there no more.
+    fn fail_one(&mut self, sequence: Sequence) {
+        let error = self.model.adapted_by(sequence.request.adapter.as_deref()).err();
+        let teller = self.leave(sequence);
+        self.update(|stats| stats.n_failed += 1);
+        error.map_or((), |error| teller.fail(error))
+    }
+
     fn leave(&mut self, sequence: Sequence) -> Teller {
         self.slots.push(sequence.slot);
         sequence.end(&mut self.pages)
@@ -439,6 +455,12 @@ impl Driver {
     async fn admit(&mut self) -> Result<(), Error> {
         while let Some(&slot) = self.slots.last() {
             let Some(waiting) = self.shared.take(self.number) else { break };
+            // The model may have been loaded again without it.
+            if let Err(error) = self.model.adapted_by(waiting.request.adapter.as_deref()) {
+                waiting.teller.fail(error);
+                self.update(|stats| stats.n_failed += 1);
+                continue;
+            }
             if waiting.request.options.max_tokens == 0 {
                 waiting.teller.begin(waiting.request.ids.len(), 0);
                 waiting.teller.end(StopReason::MaxTokens);
@@ -523,11 +545,12 @@ impl Driver {
         let Some(at) = self.running.iter().position(|sequence| sequence.n_left() > 0) else { return Ok(()) };
         let n_tokens = self.running[at].next_len(most as usize, n_copies(&self.model, &self.options).is_some());
         self.make_free(self.running[at].pages_for(n_tokens)).await?;
-        let Driver { passes, pages, running, .. } = self;
+        let Driver { model, passes, pages, running, .. } = self;
         let sequence = &mut running[at];
+        let adapted = model.adapted_by(sequence.request.adapter.as_deref())?;
         let ids = sequence.next_tokens(n_tokens).to_vec();
         sequence.make_room(n_tokens, pages)?;
-        passes.compute_prompt(sequence.row(ids.len() as u32), &ids).await?;
+        passes.compute_prompt(adapted, sequence.row(ids.len() as u32), &ids).await?;
         sequence.computed_prompt(ids.len(), pages);
         keep_states(passes, pages, sequence)?;
         self.update(|stats| {
@@ -542,10 +565,16 @@ impl Driver {
         let model = self.model.clone();
         self.keep_running(|sequence, pages| sequence.choose_angles(&model, pages));
         let Driver { running, .. } = self;
-        let ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].n_left() == 0).collect();
+        let mut ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].n_left() == 0).collect();
         if ready.is_empty() {
             return Ok(());
         }
+        // A pass has the weights of one adapter. They take turns, in the order of their names.
+        let adapters: BTreeSet<&Option<String>> = ready.iter().map(|&i| &running[i].request.adapter).collect();
+        let later = adapters.range::<&Option<String>, _>((Bound::Excluded(&self.turn), Bound::Unbounded)).next();
+        let adapter = later.or(adapters.first()).copied().cloned().flatten();
+        ready.retain(|&i| self.running[i].request.adapter == adapter);
+        self.turn.clone_from(&adapter);
         self.make_free(ready.iter().map(|&i| self.running[i].pages_for(1)).sum()).await?;
         let Driver { model, passes, pages, running, .. } = self;
         let sampler = Sampler {
@@ -603,14 +632,15 @@ impl Driver {
         // Rows that count for nothing write to the page and the state that are nobody's.
         rows.resize(rows.len().next_power_of_two(), StateRow::default());
         passes.set_rows(&rows)?;
-        self.ahead.begin(ready.iter().map(|&i| self.running[i].slot).collect(), sampler, broken);
+        self.ahead.begin(ready.iter().map(|&i| self.running[i].slot).collect(), sampler, adapter, broken);
         self.submit_pass().await
     }
 
     /// Submits the pass over the rows of those that are in flight.
     async fn submit_pass(&mut self) -> Result<(), Error> {
-        let Driver { passes, ahead, .. } = self;
-        ahead.submitted(passes.submit_rows(ahead.rows.len() as u32, ahead.sampler).await?);
+        let Driver { model, passes, ahead, .. } = self;
+        let adapted = model.adapted_by(ahead.adapter.as_deref())?;
+        ahead.submitted(passes.submit_rows(adapted, ahead.rows.len() as u32, ahead.sampler).await?);
         Ok(())
     }
 
@@ -799,7 +829,13 @@ fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32) -> Resul
     let mut n_pages = asked.unwrap_or(n_sequences.saturating_mul(pages_each)).min(most);
     loop {
         let passes = Passes::declare(model, sizes(n_pages))?;
-        let fits = model.check_fits(&passes.plan(), "fewer sequences or a shorter context would take less");
+        #[cfg_attr(not(feature = "lora"), expect(unused_mut))]
+        let mut plan = passes.plan();
+        #[cfg(feature = "lora")]
+        {
+            plan.weights_bytes += model.named_adapters_bytes();
+        }
+        let fits = model.check_fits(&plan, "fewer sequences or a shorter context would take less");
         let fits = fits.and_then(|()| model.check_fits_before(passes.plans_before()));
         match fits.and_then(|()| passes.allocate(asked.is_none())) {
             Err(Error::Memory { .. } | Error::OutOfMemory { .. }) if asked.is_none() && n_pages > pages_each => {

@@ -87,15 +87,18 @@ pub struct Request {
     /// [`Usage::cached_tokens`](super::Usage::cached_tokens) and times tell nothing of what others have asked. Up to
     /// [`Request::MOST_SALT_BYTES`]. `None`: that of all requests without one.
     pub cache_salt: Option<String>,
+    /// The adapter that it is computed with, by its name in [`Model::with_adapters`](crate::Model::with_adapters). Requests with
+    /// different adapters take turns: a pass has the weights of one.
+    pub adapter: Option<String>,
 }
 
 impl Request {
     /// Bytes of a salt at most.
     pub const MOST_SALT_BYTES: usize = 1024;
 
-    /// Of usual priority, without a deadline and a salt.
+    /// Of usual priority, without a deadline, a salt and an adapter.
     pub fn new(ids: Vec<u32>, options: GenerateOptions) -> Request {
-        Request { ids, options, priority: 0, deadline: None, cache_salt: None }
+        Request { ids, options, priority: 0, deadline: None, cache_salt: None, adapter: None }
     }
 
     /// Refuses what an engine cannot do.

@@ -49,6 +49,8 @@ pub(super) struct Beginning {
     pub angles: u32,
     /// [`Request::cache_salt`](super::Request::cache_salt).
     pub salt: Option<Arc<str>>,
+    /// [`Request::adapter`](super::Request::adapter).
+    pub adapter: Option<Arc<str>>,
 }
 
 /// A page of the device.

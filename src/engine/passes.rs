@@ -5,7 +5,7 @@ pub(super) use super::stage::Sizes;
 use super::stage::Stage;
 use crate::device::{Device, Pending};
 use crate::error::Error;
-use crate::generate::{Model, rows_for};
+use crate::generate::{Adapted, Model, rows_for};
 use crate::kernels::StateRow;
 use crate::model::{PassTensors, Sampler};
 use crate::recording::MemoryPlan;
@@ -130,11 +130,11 @@ impl Passes {
         self.sizes.max_pass
     }
 
-    /// Computes these tokens of a prompt, which `row` is about.
+    /// Computes these tokens of a prompt, which `row` is about. No model with stages before the last one has adapters.
     ///
     /// # Errors
     /// Those of recording, of the self-test, and of the devices.
-    pub async fn compute_prompt(&mut self, row: StateRow, ids: &[u32]) -> Result<(), Error> {
+    pub async fn compute_prompt(&mut self, adapted: Adapted<'_>, row: StateRow, ids: &[u32]) -> Result<(), Error> {
         let size = rows_for(ids.len() as u32).min(self.sizes.max_pass);
         let (position, rows) = (row.pos as usize, [row]);
         for stage in self.stages() {
@@ -145,28 +145,28 @@ impl Passes {
         for stage in &mut self.before {
             let (device, stream) = (stage.device.clone(), stage.prompt.stream.first_rows(size)?);
             take_left(&device, &stage.prompt, left)?;
-            left = Some(device.run_and_read(stage.of_prompt(size).await?, &stream)?.await?);
+            left = Some(device.run_and_read(stage.of_prompt(None, size).await?, &stream)?.await?);
         }
         take_left(&self.last.device, &self.last.prompt, left)?;
         let device = self.last.device.clone();
-        device.run(self.last.of_prompt(size).await?)
+        device.run(self.last.of_prompt(Some(adapted), size).await?)
     }
 
     /// Submits a pass over the rows that were set, of which there are `n`, and reads the tokens that it chooses.
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
-    pub async fn submit_rows(&mut self, n: u32, sampler: Sampler) -> Result<Pending, Error> {
+    pub async fn submit_rows(&mut self, adapted: Adapted<'_>, n: u32, sampler: Sampler) -> Result<Pending, Error> {
         let n_rows = n.next_power_of_two();
         let mut left = None;
         for stage in &mut self.before {
             let (device, stream) = (stage.device.clone(), stage.rows.stream.first_rows(n_rows)?);
             take_left(&device, &stage.rows, left)?;
-            left = Some(device.run_and_read(stage.of_rows(n_rows, Sampler::default()).await?, &stream)?.await?);
+            left = Some(device.run_and_read(stage.of_rows(None, n_rows, Sampler::default()).await?, &stream)?.await?);
         }
         take_left(&self.last.device, &self.last.rows, left)?;
         let (device, chosen) = (self.last.device.clone(), self.last.rows.chosen.clone());
-        device.run_and_read(self.last.of_rows(n_rows, sampler).await?, &chosen)
+        device.run_and_read(self.last.of_rows(Some(adapted), n_rows, sampler).await?, &chosen)
     }
 }
 

@@ -410,8 +410,9 @@ impl Engine {
     /// Puts a request into the queue.
     ///
     /// # Errors
-    /// [`Error::Busy`] if as many wait as may, or the engine is closed; [`Error::Stopped`] if no driver is left; [`Error::Option`] for options out of range;
-    /// [`Error::Tokenizer`] for an unknown id or no tokens at all; [`Error::ContextFull`] if the prompt does not fit;
+    /// [`Error::Busy`] if as many wait as may, or the engine is closed; [`Error::Stopped`] if no driver is left; [`Error::Option`] for options out of range
+    /// and an adapter that the model has not; [`Error::Tokenizer`] for an unknown id or no tokens at all; [`Error::ContextFull`] if
+    /// the prompt does not fit;
     /// [`Error::Constraint`] for one that cannot be enforced.
     pub fn submit(&self, request: Request) -> Result<Stream, Error> {
         self.check(&request)?;
@@ -430,6 +431,7 @@ impl Engine {
     fn check(&self, request: &Request) -> Result<(), Error> {
         request.check()?;
         request.options.check_biases(self.model.config().vocab_size)?;
+        self.model.adapted_by(request.adapter.as_deref())?;
         self.model.check_prompt(&request.ids)
     }
 

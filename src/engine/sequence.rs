@@ -52,7 +52,8 @@ impl Sequence {
             Text::Begun { n_prompt, .. } => *n_prompt,
         };
         let angles = model.transformer().angles(request.ids.len() as u32);
-        let beginning = Beginning { angles, salt: request.cache_salt.as_deref().map(Into::into) };
+        let [salt, adapter] = [&request.cache_salt, &request.adapter].map(|text| text.as_deref().map(Into::into));
+        let beginning = Beginning { angles, salt, adapter };
         // The last token is computed in any case: what comes after it is chosen there.
         let Common { pages: held, copy, on_host } =
             pages.hold_common(&beginning, &request.ids[..request.ids.len() - 1]);

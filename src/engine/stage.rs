@@ -7,6 +7,7 @@ use super::pages::PageId;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
+use crate::generate::Adapted;
 use crate::kernels::{KvType, PAGE};
 use crate::model::{Ending, KvCache, LayerCache, PassTensors, Sampler, Transformer};
 use crate::recording::{MemoryPlan, Products, Recorder, Recording, Workspace};
@@ -50,8 +51,10 @@ pub(super) struct Stage {
     staging: Option<Tensor>,
     workspace: Workspace,
     sizes: Sizes,
-    of_rows: HashMap<(u32, Sampler), Recording>,
-    of_prompts: HashMap<u32, Recording>,
+    /// By the number of their adapter, rows and sampler.
+    of_rows: HashMap<(usize, u32, Sampler), Recording>,
+    /// By the number of their adapter and rows.
+    of_prompts: HashMap<(usize, u32), Recording>,
 }
 
 impl Stage {
@@ -94,8 +97,8 @@ impl Stage {
             let shape = [u32::try_from(most).unwrap_or(u32::MAX)];
             stage.staging = Some(Tensor::declare("cache.staging", Role::Cache, &shape, DType::U32)?);
         }
-        stage.record_prompt(max_pass)?;
-        stage.record_rows(n_rows, Sampler::default())?;
+        stage.record_prompt(None, max_pass)?;
+        stage.record_rows(None, n_rows, Sampler::default())?;
         Ok(stage)
     }
 
@@ -263,20 +266,22 @@ impl Stage {
         Recorder::new(self.device.target()).with_products(products)
     }
 
-    fn record_prompt(&mut self, size: u32) -> Result<(), Error> {
+    fn record_prompt(&mut self, adapted: Option<Adapted<'_>>, size: u32) -> Result<(), Error> {
         let mut rec = self.recorder(Products::Many);
-        self.transformer.record_pass(&mut rec, &self.cache, &self.prompt, size, Ending::Cache)?;
+        let transformer = adapted.map_or(&self.transformer, |adapted| adapted.transformer);
+        transformer.record_pass(&mut rec, &self.cache, &self.prompt, size, Ending::Cache)?;
         let recording = self.finish(rec, self.of_prompts.is_empty());
-        self.of_prompts.insert(size, recording);
+        self.of_prompts.insert((number(adapted), size), recording);
         Ok(())
     }
 
-    fn record_rows(&mut self, n_rows: u32, sampler: Sampler) -> Result<(), Error> {
+    fn record_rows(&mut self, adapted: Option<Adapted<'_>>, n_rows: u32, sampler: Sampler) -> Result<(), Error> {
         let columns = self.sizes.n_sequences.next_power_of_two().min(8);
         let mut rec = self.recorder(Products::Few { columns });
-        self.transformer.record_pass(&mut rec, &self.cache, &self.rows, n_rows, Ending::Sample(sampler))?;
+        let transformer = adapted.map_or(&self.transformer, |adapted| adapted.transformer);
+        transformer.record_pass(&mut rec, &self.cache, &self.rows, n_rows, Ending::Sample(sampler))?;
         let recording = self.finish(rec, self.of_rows.is_empty());
-        self.of_rows.insert((n_rows, sampler), recording);
+        self.of_rows.insert((number(adapted), n_rows, sampler), recording);
         Ok(())
     }
 
@@ -284,17 +289,19 @@ impl Stage {
         if is_largest { rec.finish(&mut self.workspace) } else { rec.finish_within(&mut self.workspace) }
     }
 
-    /// The pass over a part of a prompt, of so many rows; the self-test has nothing against it.
+    /// The pass over a part of a prompt, of so many rows, with the stage's own weights or others in their place; the self-test has
+    /// nothing against it.
     ///
     /// # Errors
     /// Those of recording and of the self-test.
-    pub async fn of_prompt(&mut self, size: u32) -> Result<&Recording, Error> {
+    pub async fn of_prompt(&mut self, adapted: Option<Adapted<'_>>, size: u32) -> Result<&Recording, Error> {
+        let key = (number(adapted), size);
         loop {
-            if !self.of_prompts.contains_key(&size) {
-                self.record_prompt(size)?;
+            if !self.of_prompts.contains_key(&key) {
+                self.record_prompt(adapted, size)?;
             }
-            if self_test(&self.device, &self.of_prompts[&size]).await? {
-                return Ok(&self.of_prompts[&size]);
+            if self_test(&self.device, &self.of_prompts[&key]).await? {
+                return Ok(&self.of_prompts[&key]);
             }
             self.forget_recordings();
         }
@@ -304,11 +311,16 @@ impl Stage {
     ///
     /// # Errors
     /// As [`Stage::of_prompt`].
-    pub async fn of_rows(&mut self, n_rows: u32, sampler: Sampler) -> Result<&Recording, Error> {
-        let key = (n_rows, sampler);
+    pub async fn of_rows(
+        &mut self,
+        adapted: Option<Adapted<'_>>,
+        n_rows: u32,
+        sampler: Sampler,
+    ) -> Result<&Recording, Error> {
+        let key = (number(adapted), n_rows, sampler);
         loop {
             if !self.of_rows.contains_key(&key) {
-                self.record_rows(n_rows, sampler)?;
+                self.record_rows(adapted, n_rows, sampler)?;
             }
             if self_test(&self.device, &self.of_rows[&key]).await? {
                 return Ok(&self.of_rows[&key]);
@@ -322,6 +334,11 @@ impl Stage {
         self.of_prompts.clear();
         self.of_rows.clear();
     }
+}
+
+/// The number of an adapter, 0 where there is none.
+fn number(adapted: Option<Adapted<'_>>) -> usize {
+    adapted.map_or(0, |adapted| adapted.number)
 }
 
 fn copy_parts(device: &Device, parts: impl Iterator<Item = (Part, Part)>) -> Result<(), Error> {

@@ -124,7 +124,7 @@ impl Model {
             digest,
         };
         let inner = Arc::new(inner);
-        self.adapters().lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&inner));
+        self.loaded_adapters().lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&inner));
         Ok(Adapter { inner })
     }
 
@@ -138,16 +138,40 @@ impl Model {
         Ok(model.planned(plan))
     }
 
+    /// The same model with adapters that the requests of an engine name, each its own:
+    /// [`Request::adapter`](crate::engine::Request::adapter).
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if an adapter is another model's; [`Error::Option`] for a name that is there twice.
+    pub fn with_adapters(&self, adapters: impl IntoIterator<Item = (String, Adapter)>) -> Result<Model, Error> {
+        let adapters: Vec<(String, Adapter)> = adapters.into_iter().collect();
+        for (at, (name, adapter)) in adapters.iter().enumerate() {
+            self.check_is_own(adapter)?;
+            if adapters[..at].iter().any(|(other, _)| other == name) {
+                let (expected, found) = ("names that differ".into(), format!("`{name}` twice"));
+                return Err(Error::Option { option: "adapters", expected, found });
+            }
+        }
+        let mut model = self.clone();
+        model.set_adapters(adapters.into());
+        Ok(model)
+    }
+
+    fn check_is_own(&self, adapter: &Adapter) -> Result<(), Error> {
+        if Weak::ptr_eq(&adapter.inner.model, &self.downgrade()) {
+            return Ok(());
+        }
+        Err(Error::Operand {
+            kernel: "model",
+            operand: "adapter",
+            expected: format!("one that `{}` on this device has loaded", self.name()),
+            found: format!("`{}` of another model", adapter.name()),
+        })
+    }
+
     /// As [`Model::with_adapter`], whose plan is still the other's.
     fn adapted(&self, adapter: Option<&Adapter>) -> Result<Model, Error> {
-        if let Some(adapter) = adapter.filter(|adapter| !Weak::ptr_eq(&adapter.inner.model, &self.downgrade())) {
-            return Err(Error::Operand {
-                kernel: "model",
-                operand: "adapter",
-                expected: format!("one that `{}` on this device has loaded", self.name()),
-                found: format!("`{}` of another model", adapter.name()),
-            });
-        }
+        adapter.map_or(Ok(()), |adapter| self.check_is_own(adapter))?;
         let mut model = self.clone();
         model.set_adapter(adapter.cloned());
         Ok(model)
@@ -160,7 +184,7 @@ impl Model {
 
     /// The bytes that adapters of this model take which are still there.
     pub fn adapters_bytes(&self) -> u64 {
-        let mut adapters = self.adapters().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut adapters = self.loaded_adapters().lock().unwrap_or_else(PoisonError::into_inner);
         adapters.retain(|adapter| adapter.strong_count() > 0);
         adapters.iter().filter_map(Weak::upgrade).map(|adapter| adapter.size_bytes()).sum()
     }
@@ -198,7 +222,7 @@ impl Session {
 
     fn select_passes(&mut self) -> Result<(), Error> {
         let resident: Vec<u64> = {
-            let adapters = self.model.adapters().lock().unwrap_or_else(PoisonError::into_inner);
+            let adapters = self.model.loaded_adapters().lock().unwrap_or_else(PoisonError::into_inner);
             adapters.iter().filter_map(Weak::upgrade).map(|adapter| adapter.id).collect()
         };
         let target = self.model.device().target();

@@ -105,6 +105,17 @@ pub struct Model {
     /// What sessions begin with.
     #[cfg(feature = "lora")]
     adapter: Option<Adapter>,
+    /// What requests of an engine name.
+    #[cfg(feature = "lora")]
+    adapters: Arc<[(String, Adapter)]>,
+}
+
+/// The weights that a request is computed with: the model's own, or those with an adapter.
+#[derive(Clone, Copy)]
+pub(crate) struct Adapted<'a> {
+    pub transformer: &'a Transformer,
+    /// Tells the adapter from others of the model; 0 is none.
+    pub number: usize,
 }
 
 pub(super) struct Inner {
@@ -389,6 +400,8 @@ impl Model {
             digest: 0,
             #[cfg(feature = "lora")]
             adapter: None,
+            #[cfg(feature = "lora")]
+            adapters: Arc::default(),
         };
         Ok((model, feed))
     }
@@ -762,6 +775,29 @@ impl Model {
         &self.inner.transformer
     }
 
+    /// The weights of a request that names an adapter, or none.
+    ///
+    /// # Errors
+    /// [`Error::Option`] for a name that [`Model::with_adapters`] was not given.
+    pub(crate) fn adapted_by(&self, name: Option<&str>) -> Result<Adapted<'_>, Error> {
+        let Some(name) = name else { return Ok(Adapted { transformer: self.transformer(), number: 0 }) };
+        #[cfg(feature = "lora")]
+        if let Some(at) = self.adapters.iter().position(|(known, _)| known == name) {
+            return Ok(Adapted { transformer: self.adapters[at].1.transformer(), number: at + 1 });
+        }
+        let known: Vec<String> = self.adapter_names().map(|name| format!("`{name}`")).collect();
+        let expected = if known.is_empty() { "none: the model has no adapters".into() } else { known.join(" or ") };
+        Err(Error::Option { option: "adapter", expected, found: format!("`{name}`") })
+    }
+
+    /// The adapters that requests of an engine can name, see [`Request::adapter`](crate::engine::Request::adapter).
+    pub fn adapter_names(&self) -> impl Iterator<Item = &str> {
+        #[cfg(feature = "lora")]
+        return self.adapters.iter().map(|(name, _)| name.as_str());
+        #[cfg(not(feature = "lora"))]
+        std::iter::empty()
+    }
+
     /// Runs all of `ids` in one pass and returns all logits and the residual stream after each block.
     ///
     /// # Errors
@@ -840,6 +876,15 @@ impl Model {
         self.adapter = adapter;
     }
 
+    pub(super) fn set_adapters(&mut self, adapters: Arc<[(String, Adapter)]>) {
+        self.adapters = adapters;
+    }
+
+    /// Bytes of the adapters that requests can name.
+    pub(crate) fn named_adapters_bytes(&self) -> u64 {
+        self.adapters.iter().map(|(_, adapter)| adapter.size_bytes()).sum()
+    }
+
     pub(super) fn planned(self, plan: MemoryPlan) -> Model {
         Model { plan, ..self }
     }
@@ -852,7 +897,7 @@ impl Model {
         Arc::downgrade(&self.inner)
     }
 
-    pub(super) fn adapters(&self) -> &Mutex<Vec<std::sync::Weak<AdapterInner>>> {
+    pub(super) fn loaded_adapters(&self) -> &Mutex<Vec<std::sync::Weak<AdapterInner>>> {
         &self.inner.adapters
     }
 

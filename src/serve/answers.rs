@@ -245,7 +245,8 @@ impl Answers {
             let tokenizer = self.decoder.model().tokenizer()?;
             let end_ids = options.end_ids(Some(tokenizer));
             let (deadline, cache_salt) = (Some(self.deadline), self.cache_salt.clone());
-            let request = Request { deadline, cache_salt, ..Request::new(ask.ids.clone(), options) };
+            let adapter = self.lease.adapter.clone();
+            let request = Request { deadline, cache_salt, adapter, ..Request::new(ask.ids.clone(), options) };
             let stream = match self.decoder.engine.submit(request) {
                 Err(Error::Busy { .. }) if may_wait => return Ok(()),
                 stream => stream?,

@@ -130,6 +130,7 @@ pub struct ModelSpec {
     about: OnceLock<Option<About>>,
     is_gguf: bool,
     breakers: Vec<Arc<Breaker>>,
+    adapters: Vec<String>,
 }
 
 impl ModelSpec {
@@ -148,7 +149,13 @@ impl ModelSpec {
             about: OnceLock::new(),
             is_gguf: true,
             breakers: vec![Arc::default()],
+            adapters: Vec::new(),
         }
+    }
+
+    /// Names the adapters that the model is loaded with ([`Model::with_adapters`]): requests say `model:adapter`.
+    pub fn with_adapters(self, adapters: Vec<String>) -> ModelSpec {
+        ModelSpec { adapters, ..self }
     }
 
     /// Names its files, of which clients are told what they say before the model is loaded.
@@ -244,6 +251,11 @@ impl Entry {
         &self.spec.name
     }
 
+    /// The adapters that requests can name after it.
+    pub fn adapters(&self) -> &[String] {
+        &self.spec.adapters
+    }
+
     /// Whether its files are GGUF's, as far as is known.
     pub fn is_gguf(&self) -> bool {
         self.spec.is_gguf
@@ -316,6 +328,8 @@ impl Entry {
 pub struct Lease {
     pub entry: Arc<Entry>,
     pub loaded: Loaded,
+    /// The adapter that was named with it.
+    pub adapter: Option<String>,
     /// See [`State::n_loads`].
     load: u64,
     /// How often this request had it loaded again.
@@ -323,13 +337,13 @@ pub struct Lease {
 }
 
 impl Lease {
-    fn of(entry: &Arc<Entry>, loaded: Loaded) -> Lease {
+    fn of((entry, adapter): (&Arc<Entry>, Option<&str>), loaded: Loaded) -> Lease {
         entry.n_users.fetch_add(1, Ordering::Relaxed);
         let mut state = entry.state();
         state.used = Instant::now();
         let load = state.n_loads;
         drop(state);
-        Lease { entry: entry.clone(), loaded, load, n_reloads: 0 }
+        Lease { entry: entry.clone(), loaded, adapter: adapter.map(str::to_owned), load, n_reloads: 0 }
     }
 
     /// Has the next request load it anew, if that is what an error asks for.
@@ -483,12 +497,25 @@ impl Models {
         found.ok_or_else(|| ApiError::no_model(name))
     }
 
+    /// The model of a name, or of `model:adapter` with the adapter.
+    ///
+    /// # Errors
+    /// `model_not_found`.
+    pub fn find_adapted<'a>(&'a self, name: &'a str) -> Result<(&'a Arc<Entry>, Option<&'a str>), ApiError> {
+        let adapted = |entry: &'a Arc<Entry>| {
+            let adapter = name.strip_prefix(entry.name())?.strip_prefix(':')?;
+            entry.adapters().iter().any(|known| known == adapter).then_some((entry, Some(adapter)))
+        };
+        self.find(name).map(|entry| (entry, None)).or_else(|error| self.entries.iter().find_map(adapted).ok_or(error))
+    }
+
     /// The same, loaded.
     ///
     /// # Errors
     /// `model_not_found`; `busy` if all places for models are in use; those of loading.
     pub async fn get(&self, name: &str) -> Result<Lease, ApiError> {
-        let entry = self.find(name)?;
+        let found = self.find_adapted(name)?;
+        let entry = found.0;
         if let Some(Loaded::Embedder(_) | Loaded::Reranker(_)) = entry.loaded()
             && entry.breaker().is_some_and(|breaker| breaker.is_due(Instant::now()))
         {
@@ -496,12 +523,12 @@ impl Models {
             entry.unload();
         }
         if let Some(loaded) = entry.loaded() {
-            return Ok(Lease::of(entry, loaded));
+            return Ok(Lease::of(found, loaded));
         }
         let loading = entry.slot.clone().lock_owned().await;
         // Another request may have been first.
         if let Some(loaded) = entry.loaded() {
-            return Ok(Lease::of(entry, loaded));
+            return Ok(Lease::of(found, loaded));
         }
         let room = match self.keep.max_loaded {
             Some(most) => {
@@ -528,7 +555,7 @@ impl Models {
             let status = StatusCode::INTERNAL_SERVER_ERROR;
             ApiError { status, param: None, ..ApiError::from(error) }
         })?;
-        Ok(Lease::of(entry, loaded))
+        Ok(Lease::of(found, loaded))
     }
 
     /// Unloads what was used longest ago until one more model may be loaded.

@@ -268,18 +268,29 @@ async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
     ApiError::refusal(StatusCode::NOT_FOUND, "unknown_url", message).into_response()
 }
 
-fn entry_told(entry: &Entry) -> Json {
+fn entry_told(entry: &Entry, adapter: Option<&str>) -> Json {
     let status = if entry.loaded().is_some() { "loaded" } else { "unloaded" };
-    json!({"id": entry.name(), "object": "model", "created": entry.created, "owned_by": "local", "status": status})
+    let mut told =
+        json!({"id": entry.name(), "object": "model", "created": entry.created, "owned_by": "local", "status": status});
+    if let Some(adapter) = adapter {
+        told["id"] = format!("{}:{adapter}", entry.name()).into();
+        told["parent"] = entry.name().into();
+    }
+    told
 }
 
 async fn list(State(app): State<Arc<App>>) -> Body<Json> {
-    let data: Vec<Json> = app.models.entries.iter().map(|entry| entry_told(entry)).collect();
+    let all = app.models.entries.iter().flat_map(|entry| {
+        let adapters = entry.adapters().iter().map(|adapter| Some(adapter.as_str()));
+        std::iter::once(None).chain(adapters).map(|adapter| entry_told(entry, adapter))
+    });
+    let data: Vec<Json> = all.collect();
     Body(json!({"object": "list", "data": data}))
 }
 
 async fn retrieve(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Body<Json>, ApiError> {
-    Ok(Body(entry_told(app.models.find(&name)?)))
+    let (entry, adapter) = app.models.find_adapted(&name)?;
+    Ok(Body(entry_told(entry, adapter)))
 }
 
 /// `/v1/models/NAME/load` and `/unload`.
@@ -296,7 +307,7 @@ async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<B
             return Err(ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
         }
     };
-    Ok(Body(entry_told(&entry)))
+    Ok(Body(entry_told(&entry, None)))
 }
 
 /// With status 503 while the engine of a model computes nothing: probes look at the status alone.

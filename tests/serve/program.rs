@@ -6,8 +6,10 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value as Json, json};
 use tilewright::load::ModelFile;
+use tilewright::{Device, GenerateOptions, LoadOptions, Model};
 
-use super::client::{done, get};
+use super::client::{done, get, post};
+use super::common;
 
 pub struct Program {
     pub address: SocketAddr,
@@ -104,6 +106,57 @@ fn models_are_described_before_they_are_loaded() {
         (details, &json!(ModelFile::BUILTIN.len()))
     );
     assert_eq!(get(program.address, "/health").json()["loaded"], json!(0));
+}
+
+/// Adapters have names after their model's. Requests with different ones run side by side, and each is what the library gives.
+#[test]
+fn requests_name_adapters() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("served-adapters");
+    std::fs::create_dir_all(&folder).unwrap();
+    let paths = [1, 2].map(|seed| {
+        let path = folder.join(format!("{seed}.gguf"));
+        std::fs::write(&path, crate::lora::of_stories(seed)).unwrap();
+        path.to_str().unwrap().to_owned()
+    });
+    let adapters = [format!("one={}", paths[0]), format!("stories:two={}:0.5", paths[1])];
+    let args = ["--port", "0", "--exact", "--lora-adapter", &adapters[0], "--lora-adapter", &adapters[1]];
+    let program = Program::start(command(&args));
+    let address = program.address;
+    let models = get(address, "/v1/models").json();
+    let ids: Vec<&str> = models["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["stories", "stories:one", "stories:two"]);
+    assert_eq!(models["data"][2]["parent"], json!("stories"));
+    assert_eq!(get(address, "/v1/models/stories:one").json()["id"], json!("stories:one"));
+
+    let options = LoadOptions { exact: true, ..LoadOptions::default() };
+    let model = Model::from_file(&Device::cpu(), ModelFile::builtin().unwrap(), options).unwrap();
+    let prompt = "Once upon a time there was a dragon.";
+    let told = |adapter: Option<(&str, f32)>| {
+        let adapter = adapter.map(|(path, scale)| model.load_adapter(path, scale).unwrap());
+        let mut session = model.with_adapter(adapter.as_ref()).unwrap().session().unwrap();
+        let options = GenerateOptions::greedy(16);
+        common::collect(&mut session.generate(prompt, &options).unwrap()).1
+    };
+    let want = [told(None), told(Some((&paths[0], 1.0))), told(Some((&paths[1], 0.5)))];
+    assert!(want[0] != want[1] && want[1] != want[2] && want[0] != want[2], "{want:?}");
+    let said = |name: &str| {
+        let asked = json!({"model": name, "prompt": prompt, "max_tokens": 16, "temperature": 0});
+        let answer = done(address, "/v1/completions", asked).json();
+        assert_eq!(answer["model"], json!(name));
+        answer["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..6)
+            .map(|i| scope.spawn(move || (i % 3, said(["stories", "stories:one", "stories:two"][i % 3]))))
+            .collect();
+        for thread in threads {
+            let (i, text) = thread.join().unwrap();
+            assert_eq!(text, want[i], "{i}");
+        }
+    });
+    let asked = json!({"model": "stories:three", "prompt": "x", "max_tokens": 1});
+    let refused = post(address, "/v1/completions", &asked);
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (404, &json!("model_not_found")));
 }
 
 #[test]
