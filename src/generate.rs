@@ -57,6 +57,7 @@ pub(crate) use passes::record_pass;
 pub(crate) use passes::rows_for;
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use saved::SessionLoader;
+pub(crate) use sequence::slide;
 pub use session::{Session, Snapshot};
 pub use stats::{Speculation, Stats};
 #[cfg(not(target_arch = "wasm32"))]

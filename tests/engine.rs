@@ -9,7 +9,7 @@ use common::copier::{Copier, Sizes};
 use common::shared::executors;
 use common::{Rng, block_on, find_data};
 use tilewright::engine::{Driver, Engine, EngineOptions, Request, Stream, Usage};
-use tilewright::generate::{DeviceLayers, Piece, StopReason};
+use tilewright::generate::{ContextPolicy, DeviceLayers, Piece, StopReason};
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::{
@@ -587,10 +587,6 @@ fn what_no_engine_can_do_is_refused_by_name() {
         (with(GenerateOptions { temperature: f32::NAN, ..greedy(1) }), "temperature"),
         (with(GenerateOptions { prompt_lookup: 3, logprobs: None, ..greedy(1) }), "prompt_lookup"),
         (with(GenerateOptions { logit_bias: [(1 << 30, 1.0)].into(), ..greedy(1) }), "logit_bias"),
-        (
-            with(GenerateOptions { context_policy: tilewright::generate::ContextPolicy::Slide, ..greedy(1) }),
-            "context_policy",
-        ),
     ] {
         let said = refused(request);
         assert!(said.contains(named), "{named}: {said}");
@@ -602,6 +598,40 @@ fn what_no_engine_can_do_is_refused_by_name() {
         EngineOptions { prefix_cache: false, host_cache_bytes: 1, ..EngineOptions::default() },
     ] {
         assert!(matches!(Engine::new(&model, &options).err(), Some(Error::Option { .. })), "{options:?}");
+    }
+}
+
+/// Texts that outgrow the context go on with its latest half, each as it would alone and in a session, beside others that join and
+/// leave; so does one whose prompt has outgrown it.
+#[test]
+fn texts_go_on_beyond_the_context() {
+    let file = || ModelFile::builtin().unwrap();
+    for device in executors() {
+        let options = LoadOptions { context_length: Some(128), exact: true, ..LoadOptions::default() };
+        let model = Model::from_file(&device, file(), options).unwrap();
+        let slides = |options| GenerateOptions { context_policy: ContextPolicy::Slide, ..options };
+        let penalised = GenerateOptions { presence_penalty: 0.3, ..greedy(170) };
+        let requests = [
+            (0, Request::new(ids(20, 1, &model), slides(greedy(300)))),
+            (3, Request::new(ids(300, 2, &model), slides(greedy(90)))),
+            (5, Request::new(ids(90, 3, &model), slides(penalised))),
+            (9, Request::new(ids(100, 4, &model), greedy(200))),
+        ];
+        let options = EngineOptions { max_sequences: 3, ..EngineOptions::default() };
+        let (texts, engine) = together(&model, &options, &requests);
+        for (i, (text, (_, request))) in texts.iter().zip(&requests).enumerate() {
+            let (alone, _) = together(&model, &options, &[(0, request.clone())]);
+            assert_eq!(text.pieces, alone[0].pieces, "text {i} on {}", device.info().name);
+            let mut session = model.session().unwrap();
+            let options = GenerateOptions { logprobs: None, ..request.options.clone() };
+            let of_session = common::collect(&mut session.generate_ids(&request.ids, &options).unwrap()).0;
+            assert_eq!(text.ids(), of_session, "text {i} on {}", device.info().name);
+        }
+        let lengths: Vec<_> = texts.iter().map(|text| (text.pieces.len(), text.reason)).collect();
+        let [full, most] = [StopReason::ContextFull, StopReason::MaxTokens].map(Some);
+        assert_eq!(lengths, [(300, most), (90, most), (170, most), (29, full)]);
+        let stats = engine.stats();
+        assert_eq!((stats.n_free_pages + stats.n_kept_pages, stats.n_finished), (stats.n_pages, 4));
     }
 }
 

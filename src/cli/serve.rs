@@ -451,7 +451,9 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
             Some(model) if !is_there(&model) => ("one of the models in front of the adapter's name", model),
             _ => continue,
         };
-        return Err(Error::Option { option: "lora_adapter", expected: expected.into(), found: format!("`{found}`") }.into());
+        return Err(
+            Error::Option { option: "lora_adapter", expected: expected.into(), found: format!("`{found}`") }.into()
+        );
     }
     let names: Vec<String> = specs.iter().map(|spec| format!("`{}`", spec.name())).collect();
     let LimitArgs { max_tokens, answer_time, max_body, max_bodies, max_connections, drain } = args.limits;

@@ -727,6 +727,8 @@ impl Driver {
                 }
             }
         }
+        // None of them has passes in flight: those that fill the context run ahead of nothing.
+        self.keep_running(|sequence, pages| sequence.slide(context_length, pages));
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use web_time::Instant;
 
 use crate::error::Error;
-use crate::generate::{ContextPolicy, GenerateOptions};
+use crate::generate::GenerateOptions;
 
 /// How many texts an engine computes together, and how many wait.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,13 +116,6 @@ impl Request {
                 return Err(Error::Option { option, expected: "0 in an engine".into(), found: n.to_string() });
             }
         }
-        match self.options.context_policy {
-            ContextPolicy::Stop => Ok(()),
-            ContextPolicy::Slide => Err(Error::Option {
-                option: "context_policy",
-                expected: "`Stop` in an engine".into(),
-                found: "`Slide`".into(),
-            }),
-        }
+        Ok(())
     }
 }

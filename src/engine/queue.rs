@@ -10,7 +10,7 @@ use super::watched::Watched;
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::error::Error;
-use crate::generate::{Model, TokenGuide, Written, guide};
+use crate::generate::{ContextPolicy, Model, TokenGuide, Written, guide, slide};
 use crate::recording::MemoryPlan;
 #[cfg(not(target_arch = "wasm32"))]
 use crate::recovery::Recovery;
@@ -30,8 +30,8 @@ pub(super) enum Text {
     /// It began and has to wait for pages again.
     Begun {
         written: Box<Written>,
-        /// Tokens of the prompt.
-        n_prompt: usize,
+        /// Tokens that it has generated.
+        n_generated: usize,
     },
 }
 
@@ -415,7 +415,7 @@ impl Engine {
     /// the prompt does not fit;
     /// [`Error::Constraint`] for one that cannot be enforced.
     pub fn submit(&self, request: Request) -> Result<Stream, Error> {
-        self.check(&request)?;
+        let request = self.checked(request)?;
         // Here, since it may take seconds, which others' texts must not wait for.
         let guide = guide(&self.model, &request.options)?;
         self.put(request, guide)
@@ -424,15 +424,21 @@ impl Engine {
     /// As [`Engine::submit`], with a guide of the caller's.
     #[cfg(all(target_arch = "wasm32", feature = "web"))]
     pub(crate) fn submit_guided(&self, request: Request, guide: Option<Box<dyn TokenGuide>>) -> Result<Stream, Error> {
-        self.check(&request)?;
+        let request = self.checked(request)?;
         self.put(request, guide)
     }
 
-    fn check(&self, request: &Request) -> Result<(), Error> {
+    /// A request that can be computed.
+    fn checked(&self, mut request: Request) -> Result<Request, Error> {
         request.check()?;
         request.options.check_biases(self.model.config().vocab_size)?;
         self.model.adapted_by(request.adapter.as_deref())?;
-        self.model.check_prompt(&request.ids)
+        let context_length = self.model.context_length() as usize;
+        if request.options.context_policy == ContextPolicy::Slide && request.ids.len() > context_length {
+            slide(&mut request.ids, context_length);
+        }
+        self.model.check_prompt(&request.ids)?;
+        Ok(request)
     }
 
     fn put(&self, request: Request, guide: Option<Box<dyn TokenGuide>>) -> Result<Stream, Error> {

@@ -5,7 +5,7 @@ use super::pages::{Beginning, Common, ContentId, PageId, Pages};
 use super::queue::{Text, Waiting};
 use super::stream::Teller;
 use crate::error::Error;
-use crate::generate::{Completed, Logprobs, Model, Piece, StopReason, Written};
+use crate::generate::{Completed, ContextPolicy, Logprobs, Model, Piece, StopReason, Written, slide};
 use crate::kernels::{PAGE, Sampling, StateRow};
 use crate::model::Sampler;
 
@@ -16,7 +16,8 @@ pub(super) struct Sequence {
     written: Written,
     /// The prompt and what was generated.
     ids: Vec<u32>,
-    n_prompt: usize,
+    /// Tokens that it has generated, also those that are gone since ([`Sequence::slide`]).
+    n_generated: usize,
     /// Tokens, from the first one on, whose keys and values are in pages, or that a state has seen.
     n_cached: usize,
     pages: Vec<PageId>,
@@ -47,9 +48,9 @@ impl Sequence {
         slot: u32,
         pages: &mut Pages,
     ) -> Result<Sequence, Box<Waiting>> {
-        let n_prompt = match &text {
-            Text::New(_) => request.ids.len(),
-            Text::Begun { n_prompt, .. } => *n_prompt,
+        let n_generated = match &text {
+            Text::New(_) => 0,
+            Text::Begun { n_generated, .. } => *n_generated,
         };
         let angles = model.transformer().angles(request.ids.len() as u32);
         let [salt, adapter] = [&request.cache_salt, &request.adapter].map(|text| text.as_deref().map(Into::into));
@@ -57,7 +58,8 @@ impl Sequence {
         // The last token is computed in any case: what comes after it is chosen there.
         let Common { pages: held, copy, on_host } =
             pages.hold_common(&beginning, &request.ids[..request.ids.len() - 1]);
-        let most = n_prompt.saturating_add(request.options.max_tokens).min(model.context_length() as usize);
+        let most = request.ids.len().saturating_add(request.options.max_tokens.saturating_sub(n_generated));
+        let most = most.min(model.context_length() as usize);
         let most_pages = most.div_ceil(PAGE as usize);
         let n_promised = most_pages.saturating_sub(held.len());
         if !pages.promise(n_promised) {
@@ -71,7 +73,7 @@ impl Sequence {
                 Text::Begun { written, .. } => *written,
             },
             ids: std::mem::take(&mut request.ids),
-            n_prompt,
+            n_generated,
             n_cached,
             n_listed: Some(held.len()),
             pages: held,
@@ -89,11 +91,11 @@ impl Sequence {
 
     /// Has it wait again, with its tokens; what it holds is given back.
     pub fn wait(self, pages: &mut Pages) -> Waiting {
-        let Sequence { mut request, teller, written, ids, n_prompt, pages: held, n_promised, .. } = self;
+        let Sequence { mut request, teller, written, ids, n_generated, pages: held, n_promised, .. } = self;
         held.into_iter().for_each(|id| pages.release(id));
         pages.renounce(n_promised);
         request.ids = ids;
-        Waiting { request, teller, text: Text::Begun { written: Box::new(written), n_prompt } }
+        Waiting { request, teller, text: Text::Begun { written: Box::new(written), n_generated } }
     }
 
     pub fn ids(&self) -> &[u32] {
@@ -116,8 +118,8 @@ impl Sequence {
 
     /// Says that it begins, unless it did before.
     pub fn tell_begin(&self) {
-        if self.ids.len() == self.n_prompt {
-            self.teller.begin(self.n_prompt, self.n_cached);
+        if self.n_generated == 0 {
+            self.teller.begin(self.ids.len(), self.n_cached);
         }
     }
 
@@ -136,7 +138,7 @@ impl Sequence {
     pub fn goes_on_after(&self, n: usize, model: &Model) -> bool {
         let len = self.ids.len() + n;
         self.request.options.logprobs.is_none()
-            && len - self.n_prompt < self.request.options.max_tokens
+            && self.n_generated + n < self.request.options.max_tokens
             && len <= model.context_length() as usize
             && model.transformer().angles(len as u32) == self.beginning.angles
     }
@@ -244,7 +246,7 @@ impl Sequence {
 
     /// What the kernels choose its next token by; a row that is greedy is not drawn.
     pub fn sampling(&self) -> Sampling {
-        let sampling = self.request.options.sampling(self.n_prompt as u32);
+        let sampling = self.request.options.sampling(self.ids.len().saturating_sub(self.n_generated) as u32);
         match self.penalizes() {
             true => sampling,
             // Nothing of its tokens is on the device.
@@ -284,13 +286,28 @@ impl Sequence {
         context_length: usize,
     ) -> Result<Option<StopReason>, Error> {
         self.ids.push(id);
-        let is_last = self.ids.len() - self.n_prompt >= self.request.options.max_tokens;
-        let Completed { piece, stop_reason, .. } =
-            self.written.complete(id, is_last, self.ids.len() > context_length)?;
+        self.n_generated += 1;
+        let is_last = self.n_generated >= self.request.options.max_tokens;
+        let is_full = self.ids.len() > context_length && !self.slides();
+        let Completed { piece, stop_reason, .. } = self.written.complete(id, is_last, is_full)?;
         let logprobs =
             logits.zip(self.request.options.logprobs).map(|(logits, n)| Logprobs::of(logits, id, n as usize));
         self.teller.piece(Piece { logprobs, ..piece });
         Ok(stop_reason)
+    }
+
+    fn slides(&self) -> bool {
+        self.request.options.context_policy == ContextPolicy::Slide
+    }
+
+    /// Where it has outgrown the context, keeps the first token and the latest half of it, to be computed anew. False if there are too
+    /// few pages for that, as [`Sequence::begin_anew`] says.
+    pub fn slide(&mut self, context_length: usize, pages: &mut Pages) -> bool {
+        if self.ids.len() <= context_length || !self.slides() {
+            return true;
+        }
+        slide(&mut self.ids, context_length);
+        self.begin_anew(pages)
     }
 
     /// Gives back what it holds.

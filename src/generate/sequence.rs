@@ -6,6 +6,14 @@ use crate::model::Ring;
 /// States that the device has room for.
 pub(super) const N_STATES: usize = kernels::N_STATES as usize;
 
+/// Keeps the first token and the latest ones, half of a context in all.
+pub(crate) fn slide(ids: &mut Vec<u32>, context_length: usize) {
+    let n = (context_length / 2).max(1);
+    if ids.len() > n {
+        ids.drain(1..ids.len() - (n - 1));
+    }
+}
+
 /// A session's tokens, next to what its device was told to compute.
 ///
 /// A GPU runs ahead of its reader: it chooses a token, computes that token's keys and values and chooses the next one
@@ -139,13 +147,9 @@ impl Sequence {
         }
     }
 
-    /// Keeps the first token and the latest ones, `n` in all. Positions change, so nothing that is cached is of use.
-    pub fn slide(&mut self, n: usize) {
-        let n = n.max(1);
-        if self.ids.len() > n {
-            let latest = self.ids.len() - (n - 1);
-            self.ids.drain(1..latest);
-        }
+    /// See [`slide`]. Positions change, so nothing that is cached is of use.
+    pub fn slide(&mut self, context_length: usize) {
+        slide(&mut self.ids, context_length);
         self.forget_cache();
     }
 
@@ -439,7 +443,7 @@ mod tests {
                     1 => device.sequence.truncate(below(len + 1)),
                     2 if below(4) == 0 => device.sequence.forget_cache(),
                     3 if len > CAPACITY / 2 => {
-                        device.sequence.slide(CAPACITY / 2);
+                        device.sequence.slide(CAPACITY);
                         n_slid += 1;
                     }
                     4 if len > 0 && len < CAPACITY => device.feed(1 + below(5)),
@@ -494,7 +498,7 @@ mod tests {
 
     #[test]
     fn sliding_keeps_the_first_and_the_latest_tokens() {
-        for (n, want) in [(4, &[0, 7, 8, 9][..]), (1, &[0]), (0, &[0]), (10, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9])] {
+        for (n, want) in [(8, &[0, 7, 8, 9][..]), (2, &[0]), (0, &[0]), (20, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9])] {
             let mut sequence = Sequence::default();
             sequence.append(&(0..10).collect::<Vec<_>>());
             sequence.submitted(10, 10);

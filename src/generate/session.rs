@@ -317,7 +317,7 @@ impl Session {
     /// Keeps the first token and the latest half of a context.
     pub(super) fn slide(&mut self) {
         self.further.forget();
-        self.sequence.slide(self.passes.capacity() / 2);
+        self.sequence.slide(self.passes.capacity());
     }
 
     /// Forgets what is cached if a sequence of this length has other angles.
