@@ -367,11 +367,11 @@ export interface EngineOptions {
   prefixCache?: boolean | undefined;
 }
 
-/** Options of {@link Engine.generate}: those of {@link Model.generate} but for those of speed and a full context. */
-export type EngineGenerateOptions = Omit<GenerateOptions, "slide" | "tokensPerSubmit" | "promptLookup">;
+/** Options of {@link Engine.generate}: those of {@link Model.generate} but for those of speed. */
+export type EngineGenerateOptions = Omit<GenerateOptions, "tokensPerSubmit" | "promptLookup">;
 
 /** Options of {@link Engine.chat}. */
-export type EngineChatOptions = Omit<ChatOptions, "slide" | "tokensPerSubmit" | "promptLookup">;
+export type EngineChatOptions = Omit<ChatOptions, "tokensPerSubmit" | "promptLookup">;
 
 /** What an engine has done since it was made, and what it does now. */
 export interface EngineStats {

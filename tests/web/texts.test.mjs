@@ -93,6 +93,21 @@ test("what texts have in common at their beginnings is computed once, a guide ke
   model.free();
 });
 
+test("texts go on beyond the context, each as it would alone", limited, async () => {
+  const model = await Model.builtin({ device: "cpu", contextLength: 64 });
+  const engine = await model.engine({ maxSequences: 2 });
+  const options = { temperature: 0, ignoreEos: true, slide: true, maxTokens: 150 };
+  const prompts = ["Once upon a time", "There was a", "The dragon"];
+  const together = await Promise.all(prompts.map((prompt) => tokensOf(engine.generate(prompt, options))));
+  for (const [i, prompt] of prompts.entries()) {
+    assert.equal(together[i].length, 150);
+    assert.deepEqual(together[i], await tokensOf(engine.generate(prompt, options)), prompt);
+  }
+  const { stopReason } = await engine.generate("Once upon a time", { ...options, slide: false }).result;
+  assert.equal(stopReason, "context_full");
+  model.free();
+});
+
 test("what an engine cannot do is refused, and what is freed is over", limited, async () => {
   const model = await Model.builtin({ device: "cpu" });
   for (const options of [{ maxSequences: 0 }, { maxSequences: 65 }, { maxSequences: 1.5 }, { maxSequences: -1 }, { cacheTokens: 0 }, { prefixCache: "yes" }]) {
@@ -100,7 +115,7 @@ test("what an engine cannot do is refused, and what is freed is over", limited, 
   }
   await assert.rejects(model.engine({ maxSequence: 2 }), /^TypeError: Model\.engine: there is no option `maxSequence`; did you mean `maxSequences`/);
   const engine = await model.engine({ maxSequences: 1, maxQueued: 1 });
-  assert.throws(() => engine.generate("a", { slide: true }), /^TypeError: Engine\.generate: there is no option `slide`/);
+  assert.throws(() => engine.generate("a", { promptLookup: 2 }), /^TypeError: Engine\.generate: there is no option `promptLookup`/);
   for (const [options, code] of [[{ temperature: -1 }, "option"], [{ topP: "high" }, "option"], [{ logitBias: { 1e6: 1 } }, "option"], [{ responseFormat: { type: "regex", pattern: "(" } }, "constraint"]]) {
     assert.deepEqual(await refusal(engine.generate("a", options).result), [true, code], JSON.stringify(options));
   }
