@@ -635,6 +635,49 @@ fn texts_go_on_beyond_the_context() {
     }
 }
 
+/// Texts of a model some of whose layers, or experts, are read from the file in each pass are those of the whole model.
+#[test]
+fn layers_that_are_read_for_each_pass_leave_the_same_texts() {
+    for device in executors() {
+        let builtin = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
+        let of = |name: &str| find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
+        let mut n_streamed = 0;
+        for path in common::drawn_on(&device, 2, [builtin, of("qwen3"), of("qwen3-moe"), of("gpt-oss")]) {
+            let load = |memory_limit| {
+                let options = LoadOptions {
+                    memory_limit,
+                    stream_layers: true,
+                    context_length: Some(256),
+                    ..LoadOptions::default()
+                };
+                Model::load(&device, &path, options)
+            };
+            let whole = load(None).unwrap();
+            let options = EngineOptions { max_sequences: 4, ..EngineOptions::default() };
+            let requests: Vec<(usize, Request)> = prompts(&whole, 5, 7)
+                .into_iter()
+                .enumerate()
+                .map(|(i, ids)| (i, Request::new(ids, greedy(5 + i))))
+                .collect();
+            let (want, engine) = together(&whole, &options, &requests);
+            assert!(whole.streaming().is_none());
+            let needed_bytes = engine.plan().total_bytes();
+            let fits = |model: &Model| Engine::new(model, &options).is_ok();
+            let smaller = (1..20).rev().filter_map(|part| load(Some(needed_bytes * part / 20)).ok());
+            let Some(model) = smaller.filter(|model| model.streaming().is_some()).find(fits) else {
+                println!("{}: slots and a cache would take as much as they save", path.display());
+                continue;
+            };
+            let (got, engine) = together(&model, &options, &requests);
+            assert_eq!(got, want, "{} on {}", path.display(), device.info().name);
+            let streaming = model.streaming().unwrap();
+            assert!(streaming.read_bytes > 0 && engine.plan().total_bytes() < needed_bytes, "{streaming:?}");
+            n_streamed += 1;
+        }
+        assert!(n_streamed > 0 || device.is_gpu(), "no model has layers in the file on {}", device.info().name);
+    }
+}
+
 /// A text that reaches the end of the context ends there, and one that is to have no tokens ends at once.
 #[test]
 fn texts_end_where_the_context_does() {

@@ -78,7 +78,7 @@ impl Driver {
         shared: Arc<Shared>,
         number: usize,
     ) -> Result<Driver, Error> {
-        model.expect_off_file("engine")?;
+        model.expect_resident_tables("engine")?;
         let passes = make_passes(model, options, u32::MAX)?;
         let pages = new_pages(model, options, &passes);
         let driver = Driver {
@@ -550,7 +550,7 @@ impl Driver {
         let adapted = model.adapted_by(sequence.request.adapter.as_deref())?;
         let ids = sequence.next_tokens(n_tokens).to_vec();
         sequence.make_room(n_tokens, pages)?;
-        passes.compute_prompt(adapted, sequence.row(ids.len() as u32), &ids).await?;
+        passes.compute_prompt((model, adapted), sequence.row(ids.len() as u32), &ids).await?;
         sequence.computed_prompt(ids.len(), pages);
         keep_states(passes, pages, sequence)?;
         self.update(|stats| {
@@ -640,7 +640,7 @@ impl Driver {
     async fn submit_pass(&mut self) -> Result<(), Error> {
         let Driver { model, passes, ahead, .. } = self;
         let adapted = model.adapted_by(ahead.adapter.as_deref())?;
-        ahead.submitted(passes.submit_rows(adapted, ahead.rows.len() as u32, ahead.sampler).await?);
+        ahead.submitted(passes.submit_rows((model, adapted), ahead.rows.len() as u32, ahead.sampler).await?);
         Ok(())
     }
 

@@ -134,7 +134,12 @@ impl Passes {
     ///
     /// # Errors
     /// Those of recording, of the self-test, and of the devices.
-    pub async fn compute_prompt(&mut self, adapted: Adapted<'_>, row: StateRow, ids: &[u32]) -> Result<(), Error> {
+    pub async fn compute_prompt(
+        &mut self,
+        (model, adapted): (&Model, Adapted<'_>),
+        row: StateRow,
+        ids: &[u32],
+    ) -> Result<(), Error> {
         let size = rows_for(ids.len() as u32).min(self.sizes.max_pass);
         let (position, rows) = (row.pos as usize, [row]);
         for stage in self.stages() {
@@ -148,15 +153,19 @@ impl Passes {
             left = Some(device.run_and_read(stage.of_prompt(None, size).await?, &stream)?.await?);
         }
         take_left(&self.last.device, &self.last.prompt, left)?;
-        let device = self.last.device.clone();
-        device.run(self.last.of_prompt(Some(adapted), size).await?)
+        model.run(self.last.of_prompt(Some(adapted), size).await?, ids.len())
     }
 
     /// Submits a pass over the rows that were set, of which there are `n`, and reads the tokens that it chooses.
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
-    pub async fn submit_rows(&mut self, adapted: Adapted<'_>, n: u32, sampler: Sampler) -> Result<Pending, Error> {
+    pub async fn submit_rows(
+        &mut self,
+        (model, adapted): (&Model, Adapted<'_>),
+        n: u32,
+        sampler: Sampler,
+    ) -> Result<Pending, Error> {
         let n_rows = n.next_power_of_two();
         let mut left = None;
         for stage in &mut self.before {
@@ -165,8 +174,8 @@ impl Passes {
             left = Some(device.run_and_read(stage.of_rows(None, n_rows, Sampler::default()).await?, &stream)?.await?);
         }
         take_left(&self.last.device, &self.last.rows, left)?;
-        let (device, chosen) = (self.last.device.clone(), self.last.rows.chosen.clone());
-        device.run_and_read(self.last.of_rows(Some(adapted), n_rows, sampler).await?, &chosen)
+        let chosen = self.last.rows.chosen.clone();
+        model.run_and_read(self.last.of_rows(Some(adapted), n_rows, sampler).await?, n as usize, &chosen, 1)
     }
 }
 

@@ -438,7 +438,7 @@ impl Model {
 
     /// Runs a pass, of whose rows the first `n_rows` are those of tokens.
     #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
-    pub(super) fn run(&self, pass: &Recording, n_rows: usize) -> Result<(), Error> {
+    pub(crate) fn run(&self, pass: &Recording, n_rows: usize) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
         if let Some(streamed) = &self.inner.streamed {
             return streamed.run(&self.device, pass, n_rows);
@@ -448,7 +448,7 @@ impl Model {
 
     /// Runs a pass as [`Model::run`], `n_runs` times, or once where layers are streamed, and reads a tensor after each run.
     #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
-    pub(super) fn run_and_read(
+    pub(crate) fn run_and_read(
         &self,
         pass: &Recording,
         n_rows: usize,
@@ -566,9 +566,9 @@ impl Model {
         Ok(())
     }
 
-    /// Refuses what cannot wait for layers or rows of tables that are read from the file.
-    pub(crate) fn expect_off_file(&self, option: &'static str) -> Result<(), Error> {
-        self.expect_layers_off_file(option)?;
+    /// Refuses what cannot wait for rows of tables that are read from the file.
+    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
+    pub(crate) fn expect_resident_tables(&self, option: &'static str) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
         if self.row_tables().is_some() {
             let (expected, found) = ("a model all of whose tables are on the device".into(), "some in the file".into());
