@@ -78,7 +78,6 @@ impl Driver {
         shared: Arc<Shared>,
         number: usize,
     ) -> Result<Driver, Error> {
-        model.expect_resident_tables("engine")?;
         let passes = make_passes(model, options, u32::MAX)?;
         let pages = new_pages(model, options, &passes);
         let driver = Driver {
@@ -631,7 +630,7 @@ impl Driver {
         }
         // Rows that count for nothing write to the page and the state that are nobody's.
         rows.resize(rows.len().next_power_of_two(), StateRow::default());
-        passes.set_rows(&rows)?;
+        passes.set_rows(model, &rows, ready.len())?;
         self.ahead.begin(ready.iter().map(|&i| self.running[i].slot).collect(), sampler, adapter, broken);
         self.submit_pass().await
     }

@@ -57,11 +57,24 @@ impl Passes {
         &self.last.rows
     }
 
-    /// Has the next pass over rows begin with these, on all devices.
+    /// The device that embeds tokens.
+    fn first(&self) -> &Stage {
+        self.before.first().unwrap_or(&self.last)
+    }
+
+    /// Has the next pass over rows begin with these, on all devices. The first `n` of them count.
     ///
     /// # Errors
-    /// Those of writing.
-    pub fn set_rows(&self, rows: &[StateRow]) -> Result<(), Error> {
+    /// Those of writing, and of reading rows of tables from the file.
+    pub fn set_rows(&self, model: &Model, rows: &[StateRow], n: usize) -> Result<(), Error> {
+        let first = self.first();
+        if let Some(state) = &first.rows.fetched_state {
+            let ids: Vec<u32> = rows[..n].iter().map(|row| row.token).collect();
+            model.fetch_rows(&first.device, &first.rows, 0, &ids)?;
+            let numbers = model.fetched_numbers(&ids).into_iter();
+            let rows = numbers.zip(rows).map(|(token, row)| StateRow { token, pages: Vec::new(), ..row.clone() });
+            state.set_rows(&first.device, &rows.collect::<Vec<_>>())?;
+        }
         self.stages().try_for_each(|stage| stage.rows.state.set_rows(&stage.device, rows))
     }
 
@@ -146,6 +159,7 @@ impl Passes {
             stage.device.write(&stage.prompt.tokens, position, ids)?;
             stage.prompt.state.set_rows(&stage.device, &rows)?;
         }
+        model.fetch_rows(&self.first().device, &self.first().prompt, position, ids)?;
         let mut left = None;
         for stage in &mut self.before {
             let (device, stream) = (stage.device.clone(), stage.prompt.stream.first_rows(size)?);

@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::generate::Adapted;
-use crate::kernels::{KvType, PAGE};
+use crate::kernels::{KvType, PAGE, StepState};
 use crate::model::{Ending, KvCache, LayerCache, PassTensors, Sampler, Transformer};
 use crate::recording::{MemoryPlan, Products, Recorder, Recording, Workspace};
 use crate::tensor::{Role, Tensor, WordCopy};
@@ -78,14 +78,27 @@ impl Stage {
             Some(_) => cache.states().map(copied).collect::<Result<_, Error>>()?,
             None => Vec::new(),
         };
+        let fetched = |n_rows| transformer.declare_fetched(&device.target(), n_rows);
+        let fetched_rows = fetched(n_rows)?;
+        let fetched_state = match fetched_rows.is_empty() {
+            true => None,
+            false => Some(StepState::declare_shared(Some(n_rows), 0)?),
+        };
         let mut stage = Stage {
             device: device.clone(),
             transformer: transformer.clone(),
             cache,
             states,
             staging: None,
-            rows: PassTensors::declare_rows(config, [n_rows, n_slots, pages_each])?,
-            prompt: PassTensors::declare_prompts(config, pages_each, max_pass)?,
+            rows: PassTensors {
+                fetched: fetched_rows,
+                fetched_state,
+                ..PassTensors::declare_rows(config, [n_rows, n_slots, pages_each])?
+            },
+            prompt: PassTensors {
+                fetched: fetched(max_pass)?,
+                ..PassTensors::declare_prompts(config, pages_each, max_pass)?
+            },
             workspace: Workspace::default(),
             sizes,
             of_rows: HashMap::new(),

@@ -479,10 +479,30 @@ impl Model {
         self.inner.tables.as_ref()
     }
 
-    /// Hands the device these tokens' rows of the tables that are in the file, for its next pass.
-    #[cfg(not(target_arch = "wasm32"))]
-    pub(super) fn fetch_rows(&self, io: &PassTensors, position: usize, ids: &[u32]) -> Result<(), Error> {
-        self.row_tables().map_or(Ok(()), |tables| tables.fetch(&self.device, io, position, ids))
+    /// Hands a device these tokens' rows of the tables that are in the file, for its next pass.
+    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
+    pub(crate) fn fetch_rows(
+        &self,
+        device: &Device,
+        io: &PassTensors,
+        position: usize,
+        ids: &[u32],
+    ) -> Result<(), Error> {
+        #[cfg(not(target_arch = "wasm32"))]
+        if let Some(tables) = self.row_tables() {
+            return tables.fetch(device, io, position, ids);
+        }
+        Ok(())
+    }
+
+    /// The number of each token's row among those that are fetched.
+    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
+    pub(crate) fn fetched_numbers(&self, ids: &[u32]) -> Vec<u32> {
+        #[cfg(not(target_arch = "wasm32"))]
+        if let Some(tables) = self.row_tables() {
+            return tables.numbers(ids);
+        }
+        Vec::new()
     }
 
     /// Which device computes which layers, in order; the model's own is the last.
@@ -561,17 +581,6 @@ impl Model {
                     streaming.n_streamed, streaming.n_layers
                 ),
             };
-            return Err(Error::Option { option, expected, found });
-        }
-        Ok(())
-    }
-
-    /// Refuses what cannot wait for rows of tables that are read from the file.
-    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
-    pub(crate) fn expect_resident_tables(&self, option: &'static str) -> Result<(), Error> {
-        #[cfg(not(target_arch = "wasm32"))]
-        if self.row_tables().is_some() {
-            let (expected, found) = ("a model all of whose tables are on the device".into(), "some in the file".into());
             return Err(Error::Option { option, expected, found });
         }
         Ok(())
@@ -843,8 +852,7 @@ impl Model {
             record_tested(device, record, |(recording, ..)| recording).await?;
         let angles = self.transformer().angles(n_tokens);
         device.write(&io.tokens, 0, ids)?;
-        #[cfg(not(target_arch = "wasm32"))]
-        self.fetch_rows(&io, 0, ids)?;
+        self.fetch_rows(device, &io, 0, ids)?;
         io.state.set_turned(device, 0, n_tokens, angles)?;
         if let Some(further) = &io.further {
             device.write(further.tokens(), 0, ids.get(1..).unwrap_or_default())?;

@@ -76,16 +76,22 @@ impl RowTables {
     /// Those of [`TableRows::write`].
     pub fn fetch(&self, device: &Device, io: &PassTensors, position: usize, ids: &[u32]) -> Result<(), Error> {
         let start = Instant::now();
+        let own_numbers = self.numbers(ids);
         for FetchedRows { table, rows, numbers } in &io.fetched {
             let Some((_, source)) = self.tables.iter().find(|(name, _)| name == table) else { continue };
             source.write(device, &self.files, ids, rows)?;
-            // The kernel leaves zeros where a token has no row.
-            let number = |(i, &id): (usize, &u32)| if u64::from(id) < source.len() { i as u32 } else { u32::MAX };
-            device.write(numbers, position, &ids.iter().enumerate().map(number).collect::<Vec<_>>())?;
+            device.write(numbers, position, &own_numbers)?;
             self.n_read.fetch_add(ids.len() as u64, Ordering::Relaxed);
         }
         self.reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// The number of the fetched row that each of these tokens has. The kernel leaves zeros where a token has none.
+    pub fn numbers(&self, ids: &[u32]) -> Vec<u32> {
+        let n_rows = self.tables.iter().map(|(_, source)| source.len()).min().unwrap_or(0);
+        let number = |(i, &id): (usize, &u32)| if u64::from(id) < n_rows { i as u32 } else { u32::MAX };
+        ids.iter().enumerate().map(number).collect()
     }
 
     /// Adds what there is to fetch, and what came of it so far, to a report.

@@ -406,7 +406,7 @@ impl Session {
         let angles = self.sequence.angles();
         match self.fronts.compute(ids, position, size, angles, self.model.row_tables()).await? {
             Some(rows) => self.model.device().write(&self.passes.io.stream, 0, &rows),
-            None => self.model.fetch_rows(&self.passes.io, position, ids),
+            None => self.model.fetch_rows(self.model.device(), &self.passes.io, position, ids),
         }
     }
 

@@ -38,6 +38,8 @@ pub struct PassTensors {
     pub tokens: Tensor,
     /// Rows of tables that are not on the device.
     pub fetched: Vec<FetchedRows>,
+    /// Where each token of a pass is of a sequence of its own: the state with the number of its fetched row in the place of its id.
+    pub fetched_state: Option<StepState>,
     /// What stands between the layers of two devices, a row for each token of a pass, `[max_pass, C]`: a pass of a device begins
     /// with what the one before it left, and leaves its own in the same place.
     pub stream: Tensor,
@@ -72,6 +74,7 @@ impl PassTensors {
             // The last pass of a prompt may be padded beyond the context.
             tokens: tensor("tokens", &[context_length.saturating_add(max_pass)], DType::U32)?,
             fetched: Vec::new(),
+            fetched_state: None,
             stream: tensor("stream", &[max_pass, config.dim], DType::F32)?,
             logits: tensor("logits", &[1, config.vocab_size], DType::F32)?,
             sampling: tensor("sampling", &[1, Sampling::WORDS], DType::U32)?,
@@ -133,7 +136,8 @@ impl PassTensors {
     ) -> Result<(), Error> {
         match self.fetched.iter().find(|fetched| fetched.table == table) {
             Some(FetchedRows { rows, numbers, .. }) => {
-                embed(rec, &self.state, numbers, &Embedding { w: rows, ..*embedding }, y)
+                let state = self.fetched_state.as_ref().unwrap_or(&self.state);
+                embed(rec, state, numbers, &Embedding { w: rows, ..*embedding }, y)
             }
             None => embed(rec, &self.state, &self.tokens, embedding, y),
         }
