@@ -2,20 +2,21 @@
 
 use crate::common;
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use common::{References, Rng, block_on, largest_difference, shared};
 use serde_json::{Value, json};
-use tilewright::engine::{Engine, EngineOptions, Request};
+use tilewright::engine::{Engine, EngineOptions, Request, Stream};
 use tilewright::formats::gguf::Value as Key;
 use tilewright::formats::gguf_writer::GgufHeader;
 use tilewright::formats::{BlockType, Gguf, Safetensors, TensorInfo, block};
 use tilewright::kernels::KvType;
 use tilewright::load::AdapterFile;
 use tilewright::load::convert::{QuantizeOptions, quantize_file};
-use tilewright::{Adapter, Device, Error, GenerateOptions, LoadOptions, Model, Tier};
+use tilewright::{Adapter, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery, Tier};
 
 /// Between an adapter's logits and those of merged weights.
 const TOLERANCE: f32 = 1e-4;
@@ -451,9 +452,66 @@ fn requests_with_different_adapters_take_turns() {
         }
         let unknown = Request { adapter: Some("other".into()), ..Request::new(ids, GenerateOptions::greedy(1)) };
         let refusal = engine.submit(unknown).err().expect("there is none of that name").to_string();
-        assert!(refusal.contains("`other`") && refusal.contains("`llama3-rope-rs`"), "{refusal}");
+        assert!(refusal.contains("other") && refusal.contains("`llama3-rope-rs`"), "{refusal}");
         common::assert_tested(&device);
     }
+}
+
+/// After a lost device they go on with the adapters that the model is loaded with again; a request whose adapter is not among them ends
+/// with an error, and no other does.
+#[test]
+fn after_a_lost_device_adapters_are_found_by_their_names() {
+    let open = || block_on(Device::open(&DeviceChoice::Gpu, None));
+    let Some(device) = common::gpu_from(open()) else { return };
+    let names = ["llama3-rope", "llama3-rope-rs"];
+    let (n_loads, current) = (Cell::new(0), RefCell::new(None));
+    let load = |device: &Device| {
+        current.replace(Some(device.clone()));
+        let model = Model::load(device, tiny("llama3-rope"), LoadOptions { exact: true, ..LoadOptions::default() })?;
+        // The second time in another order, the third time without the last.
+        let of_load = [vec![names[0], names[1]], vec![names[1], names[0]], vec![names[0]]];
+        let adapters = of_load[n_loads.get()].iter().map(|name| {
+            let loaded = model.load_adapter(adapter(name), 1.0)?;
+            Ok((name.to_string(), loaded))
+        });
+        let adapters = adapters.collect::<Result<Vec<_>, Error>>()?;
+        n_loads.set(n_loads.get() + 1);
+        model.with_adapters(adapters)
+    };
+    let mut recovery = Recovery::new(open, load, |_| ());
+    let model = recovery.load(&device).unwrap();
+    let request = |name: Option<&str>| {
+        let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(24) };
+        Request { adapter: name.map(str::to_owned), ..Request::new((20..60).collect(), options) }
+    };
+    let requests = [None, Some(names[0]), Some(names[1])].map(request);
+    let read = |mut stream: Stream| {
+        let mut tokens = Vec::new();
+        while let Some(piece) = block_on(stream.next()) {
+            tokens.push(piece?.id);
+        }
+        Ok::<_, Error>(tokens)
+    };
+    let whole = requests.each_ref().map(|request| {
+        let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+        let stream = engine.submit(request.clone()).unwrap();
+        while block_on(driver.step()).unwrap() {}
+        read(stream).unwrap()
+    });
+    assert!(whole[0] != whole[1] && whole[1] != whole[2] && whole[0] != whole[2]);
+    let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
+    let streams = requests.map(|request| engine.submit(request).unwrap());
+    for _ in 0..2 {
+        for _ in 0..9 {
+            block_on(driver.step_with(&mut recovery)).unwrap();
+        }
+        current.borrow().as_ref().unwrap().destroy();
+    }
+    while block_on(driver.step_with(&mut recovery)).unwrap() {}
+    let [plain, first, last] = streams.map(read);
+    assert_eq!((plain.unwrap(), first.unwrap()), (whole[0].clone(), whole[1].clone()));
+    assert!(matches!(last, Err(Error::Option { option: "adapter", .. })), "{last:?}");
+    assert_eq!((n_loads.get(), engine.stats().n_failed), (3, 1));
 }
 
 /// One dispatch for each input of adapted products: four in a layer where all are adapted, of queries, keys and values

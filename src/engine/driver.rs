@@ -1,7 +1,6 @@
 //! What computes: admits requests, runs passes, tells streams.
 
-use std::collections::{BTreeSet, HashMap};
-use std::ops::Bound;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use web_time::Instant;
@@ -569,10 +568,10 @@ impl Driver {
             return Ok(());
         }
         // A pass has the weights of one adapter. They take turns, in the order of their names.
-        let adapters: BTreeSet<&Option<String>> = ready.iter().map(|&i| &running[i].request.adapter).collect();
-        let later = adapters.range::<&Option<String>, _>((Bound::Excluded(&self.turn), Bound::Unbounded)).next();
-        let adapter = later.or(adapters.first()).copied().cloned().flatten();
-        ready.retain(|&i| self.running[i].request.adapter == adapter);
+        let adapters = || ready.iter().map(|&i| &running[i].request.adapter);
+        let next = adapters().filter(|adapter| **adapter > self.turn).min().or(adapters().min());
+        let adapter = next.cloned().flatten();
+        ready.retain(|&i| running[i].request.adapter == adapter);
         self.turn.clone_from(&adapter);
         self.make_free(ready.iter().map(|&i| self.running[i].pages_for(1)).sum()).await?;
         let Driver { model, passes, pages, running, .. } = self;

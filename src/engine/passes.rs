@@ -58,6 +58,7 @@ impl Passes {
     }
 
     /// The device that embeds tokens.
+    #[cfg(not(target_arch = "wasm32"))]
     fn first(&self) -> &Stage {
         self.before.first().unwrap_or(&self.last)
     }
@@ -66,8 +67,11 @@ impl Passes {
     ///
     /// # Errors
     /// Those of writing, and of reading rows of tables from the file.
+    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
     pub fn set_rows(&self, model: &Model, rows: &[StateRow], n: usize) -> Result<(), Error> {
+        #[cfg(not(target_arch = "wasm32"))]
         let first = self.first();
+        #[cfg(not(target_arch = "wasm32"))]
         if let Some(state) = &first.rows.fetched_state {
             let ids: Vec<u32> = rows[..n].iter().map(|row| row.token).collect();
             model.fetch_rows(&first.device, &first.rows, 0, &ids)?;
@@ -159,6 +163,7 @@ impl Passes {
             stage.device.write(&stage.prompt.tokens, position, ids)?;
             stage.prompt.state.set_rows(&stage.device, &rows)?;
         }
+        #[cfg(not(target_arch = "wasm32"))]
         model.fetch_rows(&self.first().device, &self.first().prompt, position, ids)?;
         let mut left = None;
         for stage in &mut self.before {

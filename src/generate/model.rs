@@ -480,7 +480,7 @@ impl Model {
     }
 
     /// Hands a device these tokens' rows of the tables that are in the file, for its next pass.
-    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
+    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn fetch_rows(
         &self,
         device: &Device,
@@ -488,21 +488,13 @@ impl Model {
         position: usize,
         ids: &[u32],
     ) -> Result<(), Error> {
-        #[cfg(not(target_arch = "wasm32"))]
-        if let Some(tables) = self.row_tables() {
-            return tables.fetch(device, io, position, ids);
-        }
-        Ok(())
+        self.row_tables().map_or(Ok(()), |tables| tables.fetch(device, io, position, ids))
     }
 
     /// The number of each token's row among those that are fetched.
-    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
+    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn fetched_numbers(&self, ids: &[u32]) -> Vec<u32> {
-        #[cfg(not(target_arch = "wasm32"))]
-        if let Some(tables) = self.row_tables() {
-            return tables.numbers(ids);
-        }
-        Vec::new()
+        self.row_tables().map_or(Vec::new(), |tables| tables.numbers(ids))
     }
 
     /// Which device computes which layers, in order; the model's own is the last.
@@ -794,9 +786,20 @@ impl Model {
         if let Some(at) = self.adapters.iter().position(|(known, _)| known == name) {
             return Ok(Adapted { transformer: self.adapters[at].1.transformer(), number: at + 1 });
         }
-        let known: Vec<String> = self.adapter_names().map(|name| format!("`{name}`")).collect();
-        let expected = if known.is_empty() { "none: the model has no adapters".into() } else { known.join(" or ") };
-        Err(Error::Option { option: "adapter", expected, found: format!("`{name}`") })
+        Err(self.unknown_adapter(name))
+    }
+
+    #[cold]
+    fn unknown_adapter(&self, name: &str) -> Error {
+        // Nobody in a browser gives adapters names.
+        #[cfg(target_arch = "wasm32")]
+        let expected = "none".into();
+        #[cfg(not(target_arch = "wasm32"))]
+        let expected = match self.adapter_names().map(|name| format!("`{name}`")).collect::<Vec<_>>() {
+            none if none.is_empty() => "none: the model has no adapters".into(),
+            known => known.join(" or "),
+        };
+        Error::Option { option: "adapter", expected, found: name.into() }
     }
 
     /// The adapters that requests of an engine can name, see [`Request::adapter`](crate::engine::Request::adapter).
@@ -852,6 +855,7 @@ impl Model {
             record_tested(device, record, |(recording, ..)| recording).await?;
         let angles = self.transformer().angles(n_tokens);
         device.write(&io.tokens, 0, ids)?;
+        #[cfg(not(target_arch = "wasm32"))]
         self.fetch_rows(device, &io, 0, ids)?;
         io.state.set_turned(device, 0, n_tokens, angles)?;
         if let Some(further) = &io.further {
