@@ -678,33 +678,28 @@ fn layers_that_are_read_for_each_pass_leave_the_same_texts() {
     }
 }
 
-/// So are those of one that has rows of tables fetched for each token, also where another device embeds them.
+/// So are those of one that has rows of tables fetched for each token.
 #[test]
 fn rows_that_are_fetched_leave_the_same_texts() {
     let path = find_data(Path::new("tiny-random/gemma4/model-bf16.gguf")).expect("the model is in the repository");
     for device in executors() {
-        let others: &[&[(&Device, u32)]] = if device.is_gpu() { &[&[], &[(&common::cpu(), 1)]] } else { &[&[]] };
-        for others in others {
-            let load = |stream_rows| {
-                let layers_on = layers_on(others);
-                let options =
-                    LoadOptions { stream_rows, layers_on, context_length: Some(256), ..LoadOptions::default() };
-                Model::load(&device, &path, options).unwrap()
-            };
-            let whole = load(false);
-            let requests: Vec<(usize, Request)> = prompts(&whole, 5, 8)
-                .into_iter()
-                .enumerate()
-                .map(|(i, ids)| (i, Request::new(ids, greedy(5 + i))))
-                .collect();
-            let options = EngineOptions { max_sequences: 3, ..EngineOptions::default() };
-            let (want, _) = together(&whole, &options, &requests);
-            let model = load(true);
-            let (got, _) = together(&model, &options, &requests);
-            let streaming = model.streaming().unwrap();
-            assert!(streaming.tables_bytes > 0 && streaming.n_rows_read > 0, "{streaming:?}");
-            assert_eq!(got, want, "{} with {} parts", device.info().name, others.len());
-        }
+        let load = |stream_rows| {
+            let options = LoadOptions { stream_rows, context_length: Some(256), ..LoadOptions::default() };
+            Model::load(&device, &path, options).unwrap()
+        };
+        let whole = load(false);
+        let requests: Vec<(usize, Request)> = prompts(&whole, 5, 8)
+            .into_iter()
+            .enumerate()
+            .map(|(i, ids)| (i, Request::new(ids, greedy(5 + i))))
+            .collect();
+        let options = EngineOptions { max_sequences: 3, ..EngineOptions::default() };
+        let (want, _) = together(&whole, &options, &requests);
+        let model = load(true);
+        let (got, _) = together(&model, &options, &requests);
+        let streaming = model.streaming().unwrap();
+        assert!(streaming.tables_bytes > 0 && streaming.n_rows_read > 0, "{streaming:?}");
+        assert_eq!(got, want, "{}", device.info().name);
     }
 }
 
