@@ -114,7 +114,7 @@ fn layers_of_several_weight_types_take_few_more_dispatches() {
     let [Some(plain), Some(mixed)] = files.map(|file| common::find_data(file.as_ref())) else {
         return common::skip("no test data `stories260k-wide`");
     };
-    // A software adapter compiles for five minutes what the CPU counts in one second.
+    // A software adapter compiles for minutes what the CPU counts at once.
     let gpus = if common::is_full() { shared::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups]) } else { Vec::new() };
     for device in gpus.into_iter().chain([common::cpu()]) {
         let [plain, mixed] = [&plain, &mixed].map(|path| {

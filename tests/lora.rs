@@ -359,6 +359,15 @@ fn greedy(session: &mut tilewright::Session, ids: &[u32]) -> Vec<u32> {
     common::collect(&mut session.generate_from(ids, &options).unwrap()).0
 }
 
+/// The tokens of an engine's text.
+fn tokens_of(stream: &mut Stream) -> Result<Vec<u32>, Error> {
+    let mut tokens = Vec::new();
+    while let Some(piece) = block_on(stream.next()) {
+        tokens.push(piece?.id);
+    }
+    Ok(tokens)
+}
+
 /// Requests of one session, each with another adapter or with none, have the tokens and the logits that sessions of their own
 /// have; from the second round on nothing is compiled, and no buffer is made.
 #[test]
@@ -437,11 +446,12 @@ fn requests_with_different_adapters_take_turns() {
             let streams = [0, 1, 2, 0, 1].map(|i| (i, engine.submit(requests[i].clone()).unwrap()));
             while block_on(driver.step()).unwrap() {}
             for (nth, (i, mut stream)) in streams.into_iter().enumerate() {
-                let mut tokens = Vec::new();
-                while let Some(piece) = block_on(stream.next()) {
-                    tokens.push(piece.unwrap().id);
-                }
-                assert_eq!(tokens, alone[i], "round {round}, request {nth} on {}", of(&device));
+                assert_eq!(
+                    tokens_of(&mut stream).unwrap(),
+                    alone[i],
+                    "round {round}, request {nth} on {}",
+                    of(&device)
+                );
                 // The first three begin before any has computed a page.
                 if round > 0 {
                     assert_eq!(stream.usage().cached_tokens, 64, "request {nth}");
@@ -485,18 +495,11 @@ fn after_a_lost_device_adapters_are_found_by_their_names() {
         Request { adapter: name.map(str::to_owned), ..Request::new((20..60).collect(), options) }
     };
     let requests = [None, Some(names[0]), Some(names[1])].map(request);
-    let read = |mut stream: Stream| {
-        let mut tokens = Vec::new();
-        while let Some(piece) = block_on(stream.next()) {
-            tokens.push(piece?.id);
-        }
-        Ok::<_, Error>(tokens)
-    };
     let whole = requests.each_ref().map(|request| {
         let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
-        let stream = engine.submit(request.clone()).unwrap();
+        let mut stream = engine.submit(request.clone()).unwrap();
         while block_on(driver.step()).unwrap() {}
-        read(stream).unwrap()
+        tokens_of(&mut stream).unwrap()
     });
     assert!(whole[0] != whole[1] && whole[1] != whole[2] && whole[0] != whole[2]);
     let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
@@ -508,7 +511,7 @@ fn after_a_lost_device_adapters_are_found_by_their_names() {
         current.borrow().as_ref().unwrap().destroy();
     }
     while block_on(driver.step_with(&mut recovery)).unwrap() {}
-    let [plain, first, last] = streams.map(read);
+    let [plain, first, last] = streams.map(|mut stream| tokens_of(&mut stream));
     assert_eq!((plain.unwrap(), first.unwrap()), (whole[0].clone(), whole[1].clone()));
     assert!(matches!(last, Err(Error::Option { option: "adapter", .. })), "{last:?}");
     assert_eq!((n_loads.get(), engine.stats().n_failed), (3, 1));

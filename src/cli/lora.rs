@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
-#[cfg(feature = "serve")]
-use tilewright::Adapter;
-use tilewright::{Error, Model};
+use tilewright::{Adapter, Error, Model};
 
 /// The adapter.
 #[derive(Args)]
@@ -40,8 +38,7 @@ impl FromStr for Lora {
 }
 
 impl Lora {
-    /// The adapter beside its model.
-    #[cfg(feature = "serve")]
+    /// Loads the adapter beside its model.
     pub fn load(&self, model: &Model) -> Result<Adapter, Error> {
         model.load_adapter(&self.path, self.scale)
     }
@@ -52,10 +49,7 @@ impl LoraArgs {
     pub fn added_to(&self, model: Model) -> Result<Model, Error> {
         match &self.lora {
             None => Ok(model),
-            Some(Lora { path, scale }) => {
-                let adapter = model.load_adapter(path, *scale)?;
-                model.with_adapter(Some(&adapter))
-            }
+            Some(lora) => model.with_adapter(Some(&lora.load(&model)?)),
         }
     }
 }

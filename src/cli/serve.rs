@@ -80,8 +80,8 @@ pub struct ServeArgs {
     engine: EngineArgs,
     #[command(flatten)]
     limits: LimitArgs,
-    /// LoRA adapter that requests name as MODEL:NAME; can be given several times. MODEL may be left out where the server has one
-    /// model. A factor of what the adapter adds may follow the file.
+    /// Serve a LoRA adapter as model MODEL:NAME, scaled by SCALE [default: 1]; repeat for more. MODEL is optional if the server has
+    /// one model.
     #[arg(long, value_name = "[MODEL:]NAME=FILE[:SCALE]")]
     lora_adapter: Vec<ServedAdapter>,
     /// Template that is built in, for models whose files have none.
@@ -102,7 +102,7 @@ pub struct ServeArgs {
     model: ModelArgs,
 }
 
-/// An adapter that requests name.
+/// A LoRA adapter, and the name under which requests choose it.
 #[derive(Clone, Debug, PartialEq)]
 struct ServedAdapter {
     model: Option<String>,
@@ -215,7 +215,7 @@ impl Place {
 }
 
 impl Loader {
-    /// What loads models with these options, and no adapters that requests name.
+    /// Loads models with these options and no adapters.
     pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Result<Arc<Loader>, Error> {
         Loader::with_adapters(args, engine, template, Vec::new())
     }
@@ -308,6 +308,10 @@ impl Loader {
     fn load_onto(&self, name: &str, path: Option<&Path>, device: &Device) -> Result<Loading, Error> {
         let shape = path.map(ModelFile::open).transpose()?.map(|file| file.header.shape);
         let memory_limit = self.args.options().memory_limit;
+        if let (Some(ModelShape::Encoder(_)), Some(adapter)) = (&shape, self.adapters_of(name).next()) {
+            let (expected, found) = ("a model that generates text".into(), format!("`{name}:{}`", adapter.name));
+            return Err(Error::Option { option: "lora_adapter", expected, found });
+        }
         let loaded = match (shape, path) {
             (Some(ModelShape::Encoder(shape)), Some(path)) if shape.scoring.is_some() => {
                 let load = |progress: &mut dyn FnMut(u64, u64)| {

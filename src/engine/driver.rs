@@ -44,8 +44,6 @@ pub struct Driver {
     running: Vec<Sequence>,
     /// Passes over rows that were submitted and not read.
     ahead: Ahead,
-    /// The adapter of the last rows that were submitted.
-    turn: Option<String>,
     /// Tokens so far.
     n_generated: u64,
     /// Why it computes no more.
@@ -89,7 +87,6 @@ impl Driver {
             slots: slots(options),
             running: Vec::new(),
             ahead: Ahead::default(),
-            turn: None,
             n_generated: 0,
             stopped: None,
             #[cfg(not(target_arch = "wasm32"))]
@@ -286,9 +283,10 @@ impl Driver {
         self.tell_device();
         self.passes = make_passes(&self.model, &self.options, self.passes.n_pages() - 1)?;
         self.running.iter_mut().for_each(Sequence::lose_pages);
-        let over = |sequence: &mut Sequence| self.model.adapted_by(sequence.request.adapter.as_deref()).is_err();
-        for sequence in self.running.extract_if(.., over).collect::<Vec<_>>() {
-            self.fail_one(sequence);
+        for i in (0..self.running.len()).rev() {
+            if let Some(error) = self.model.adapted_by(self.running[i].request.adapter.as_deref()).err() {
+                self.fail_one(i, error);
+            }
         }
         self.pages = new_pages(&self.model, &self.options, &self.passes);
         self.keep_running(|sequence, pages| sequence.begin_anew(pages));
@@ -376,12 +374,11 @@ impl Driver {
         });
     }
 
-    /// Ends a sequence whose adapter is there no more.
-    fn fail_one(&mut self, sequence: Sequence) {
-        let error = self.model.adapted_by(sequence.request.adapter.as_deref()).err();
-        let teller = self.leave(sequence);
+    /// Ends the `i`-th sequence with an error.
+    fn fail_one(&mut self, i: usize, error: Error) {
+        let sequence = self.running.remove(i);
+        self.leave(sequence).fail(error);
         self.update(|stats| stats.n_failed += 1);
-        error.map_or((), |error| teller.fail(error))
     }
 
     fn leave(&mut self, sequence: Sequence) -> Teller {
@@ -453,7 +450,7 @@ impl Driver {
     async fn admit(&mut self) -> Result<(), Error> {
         while let Some(&slot) = self.slots.last() {
             let Some(waiting) = self.shared.take(self.number) else { break };
-            // The model may have been loaded again without it.
+            // The model may have been loaded again without its adapter.
             if let Err(error) = self.model.adapted_by(waiting.request.adapter.as_deref()) {
                 waiting.teller.fail(error);
                 self.update(|stats| stats.n_failed += 1);
@@ -562,17 +559,16 @@ impl Driver {
     async fn submit_rows(&mut self) -> Result<(), Error> {
         let model = self.model.clone();
         self.keep_running(|sequence, pages| sequence.choose_angles(&model, pages));
-        let Driver { running, .. } = self;
+        let Driver { running, ahead, .. } = self;
         let mut ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].n_left() == 0).collect();
         if ready.is_empty() {
             return Ok(());
         }
         // A pass has the weights of one adapter. They take turns, in the order of their names.
         let adapters = || ready.iter().map(|&i| &running[i].request.adapter);
-        let next = adapters().filter(|adapter| **adapter > self.turn).min().or(adapters().min());
+        let next = adapters().filter(|adapter| **adapter > ahead.adapter).min().or(adapters().min());
         let adapter = next.cloned().flatten();
         ready.retain(|&i| running[i].request.adapter == adapter);
-        self.turn.clone_from(&adapter);
         self.make_free(ready.iter().map(|&i| self.running[i].pages_for(1)).sum()).await?;
         let Driver { model, passes, pages, running, .. } = self;
         let sampler = Sampler {
@@ -629,7 +625,7 @@ impl Driver {
         }
         // Rows that count for nothing write to the page and the state that are nobody's.
         rows.resize(rows.len().next_power_of_two(), StateRow::default());
-        passes.set_rows(model, &rows, ready.len())?;
+        passes.set_rows(model, &rows)?;
         self.ahead.begin(ready.iter().map(|&i| self.running[i].slot).collect(), sampler, adapter, broken);
         self.submit_pass().await
     }
@@ -718,11 +714,7 @@ impl Driver {
             let Some(i) = self.running.iter().position(|sequence| sequence.slot == slot) else { continue };
             match ended {
                 Ok(reason) => self.end(i, reason),
-                Err(error) => {
-                    let sequence = self.running.remove(i);
-                    self.leave(sequence).fail(error);
-                    self.update(|stats| stats.n_failed += 1);
-                }
+                Err(error) => self.fail_one(i, error),
             }
         }
         // None of them has passes in flight: those that fill the context run ahead of nothing.
@@ -829,12 +821,8 @@ fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32) -> Resul
     let mut n_pages = asked.unwrap_or(n_sequences.saturating_mul(pages_each)).min(most);
     loop {
         let passes = Passes::declare(model, sizes(n_pages))?;
-        #[cfg_attr(not(feature = "lora"), expect(unused_mut))]
         let mut plan = passes.plan();
-        #[cfg(feature = "lora")]
-        {
-            plan.weights_bytes += model.named_adapters_bytes();
-        }
+        plan.weights_bytes += model.named_adapters_bytes();
         let fits = model.check_fits(&plan, "fewer sequences or a shorter context would take less");
         let fits = fits.and_then(|()| model.check_fits_before(passes.plans_before()));
         match fits.and_then(|()| passes.allocate(asked.is_none())) {

@@ -63,23 +63,28 @@ impl Passes {
         self.before.first().unwrap_or(&self.last)
     }
 
-    /// Has the next pass over rows begin with these, on all devices. The first `n` of them count.
+    /// Has the next pass over rows begin with these, on all devices.
     ///
     /// # Errors
     /// Those of writing, and of reading rows of tables from the file.
     #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
-    pub fn set_rows(&self, model: &Model, rows: &[StateRow], n: usize) -> Result<(), Error> {
+    pub fn set_rows(&self, model: &Model, rows: &[StateRow]) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
-        let first = self.first();
-        #[cfg(not(target_arch = "wasm32"))]
-        if let Some(state) = &first.rows.fetched_state {
-            let ids: Vec<u32> = rows[..n].iter().map(|row| row.token).collect();
-            model.fetch_rows(&first.device, &first.rows, 0, &ids)?;
-            let numbers = model.fetched_numbers(&ids).into_iter();
-            let rows = numbers.zip(rows).map(|(token, row)| StateRow { token, pages: Vec::new(), ..row.clone() });
-            state.set_rows(&first.device, &rows.collect::<Vec<_>>())?;
-        }
+        self.fetch_rows(model, rows)?;
         self.stages().try_for_each(|stage| stage.rows.state.set_rows(&stage.device, rows))
+    }
+
+    /// Hands the first device the rows of tables that are in the file, and their numbers, if there are such tables.
+    #[cfg(not(target_arch = "wasm32"))]
+    fn fetch_rows(&self, model: &Model, rows: &[StateRow]) -> Result<(), Error> {
+        let first = self.first();
+        let Some(state) = &first.rows.fetched_state else { return Ok(()) };
+        let n = rows.first().map_or(0, |row| row.n_tokens as usize);
+        let ids: Vec<u32> = rows.iter().take(n).map(|row| row.token).collect();
+        model.fetch_rows(&first.device, &first.rows, 0, &ids)?;
+        let numbers = model.fetched_numbers(&ids).into_iter();
+        let rows = numbers.zip(rows).map(|(token, row)| StateRow { token, pages: Vec::new(), ..row.clone() });
+        state.set_rows(&first.device, &rows.collect::<Vec<_>>())
     }
 
     /// Gives the sequence of a row a further page: the `at`-th.

@@ -810,6 +810,14 @@ impl Model {
         std::iter::empty()
     }
 
+    /// Bytes of these adapters.
+    pub(crate) fn named_adapters_bytes(&self) -> u64 {
+        #[cfg(feature = "lora")]
+        return self.adapters.iter().map(|(_, adapter)| adapter.size_bytes()).sum();
+        #[cfg(not(feature = "lora"))]
+        0
+    }
+
     /// Runs all of `ids` in one pass and returns all logits and the residual stream after each block.
     ///
     /// # Errors
@@ -890,11 +898,6 @@ impl Model {
 
     pub(super) fn set_adapters(&mut self, adapters: Arc<[(String, Adapter)]>) {
         self.adapters = adapters;
-    }
-
-    /// Bytes of the adapters that requests can name.
-    pub(crate) fn named_adapters_bytes(&self) -> u64 {
-        self.adapters.iter().map(|(_, adapter)| adapter.size_bytes()).sum()
     }
 
     pub(super) fn planned(self, plan: MemoryPlan) -> Model {

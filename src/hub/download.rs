@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use super::client::{Answer, Client};
 use super::digest::{Digest, Sum};
 use super::patience::Patience;
-use crate::error::Error;
-use crate::error::HubError;
+use crate::error::{Error, HubError};
 
 const BUFFER_BYTES: usize = 256 << 10;
 

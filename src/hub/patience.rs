@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error::Error;
-use crate::error::HubError;
+use crate::error::{Error, HubError};
 
 /// Tries in a row that bring nothing.
 const MAX_TRIES: u32 = 5;

@@ -157,6 +157,11 @@ fn requests_name_adapters() {
     let asked = json!({"model": "stories:three", "prompt": "x", "max_tokens": 1});
     let refused = post(address, "/v1/completions", &asked);
     assert_eq!((refused.status, &refused.json()["error"]["code"]), (404, &json!("model_not_found")));
+    // An encoder has none.
+    let nomic = super::server::encoder_path("nomic");
+    let output = command(&["--port", "0", nomic.to_str().unwrap(), "--lora-adapter", &adapters[0]]).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("`nomic:one`"), "{error}");
 }
 
 #[test]
