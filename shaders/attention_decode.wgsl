@@ -9,7 +9,8 @@
 // A workgroup takes ROWS query heads of a key/value head and one part of the cached keys, so that a loaded key serves ROWS
 // queries; with several parts, `attention_merge` puts them together. The token's own key belongs to the first part. All
 // workgroups of that part make it for themselves, and one of them writes it to the cache, where nobody reads it in this
-// dispatch. A streaming softmax walks the keys in tiles of WG and rescales what it has when a larger score appears.
+// dispatch. Where tokens may be of one sequence, one dispatch stores the keys of all, and another one reads them: see
+// `shared/parts.wgsl`. A streaming softmax walks the keys in tiles of WG and rescales what it has when a larger score appears.
 // Of heads wider than 256 a workgroup has 256 columns of the values. Dispatch (T * Hkv * ceil(D / 256) * ceil(H / Hkv / ROWS)
 // folded over x and y, splits). Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135; Dao et al.
 // 2023, "Flash-Decoding for long-context inference".
@@ -56,6 +57,9 @@ fn attention_decode(
     if (token >= params.n_tokens) {
         return;
     }
+    if (STORE == STORES_ONLY && (first_row > 0u || part > 0u)) {
+        return;
+    }
     let own = rows_of(token);
     let pos = state[own.state + POS];
     let angles = state[own.state + ANGLES];
@@ -99,7 +103,7 @@ fn attention_decode(
         let of_key = params.n_heads + kv_head;
         let of_value = of_key + params.n_kv_heads;
         var own_scale = vec2<f32>(1.0); // of the key and of the value
-        if (NORM != 0u) {
+        if (NORM != 0u && STORE != HAS_STORED) {
             var squares = vec4<f32>(norm_squares(row, of_key, local, WG), 0.0, 0.0, 0.0);
             if (NORM == NORM_VALUES) {
                 squares.y = norm_squares(row, of_value, local, WG);
@@ -109,9 +113,24 @@ fn attention_decode(
         }
         let key = head_at(row, of_key, own_scale.x, pos, angles);
         let value = head_at(row, of_value, own_scale.y, pos, angles);
+        let at = slot_at(own, kv_head, pos);
+        if (STORE != HAS_STORED && first_row == 0u && part == 0u && pos < params.capacity) {
+            for (var u = local; u < row_units(); u += WG) {
+                k[at + u] = row_unit(key, u);
+                v[at + u] = row_unit(value, u);
+            }
+        }
+        if (STORE == STORES_ONLY) {
+            return;
+        }
         var products = vec4<f32>();
         for (var i = local; i < quads; i += WG) {
-            let own_quad = cached_quad(key, i);
+            var own_quad = vec4<f32>();
+            if (STORE == HAS_STORED) {
+                own_quad = key_quad(at, i);
+            } else {
+                own_quad = cached_quad(key, i);
+            }
             for (var r = 0u; r < ROWS; r++) {
                 products[r] += dot(quads_of_rows[r * stride + i], own_quad);
             }
@@ -122,16 +141,14 @@ fn attention_decode(
         sum = sum * exp(highest - next) + select(vec4<f32>(), weight, local == 0u);
         highest = next;
         if (slice == 0u) {
-            let own_value = cached_quad(value, quad);
+            var own_value = vec4<f32>();
+            if (STORE == HAS_STORED) {
+                own_value = value_quad(at, quad);
+            } else {
+                own_value = cached_quad(value, quad);
+            }
             for (var r = 0u; r < ROWS; r++) {
                 acc[r] = weight[r] * own_value;
-            }
-        }
-        if (first_row == 0u && part == 0u && pos < params.capacity) {
-            let to = slot_at(own, kv_head, pos);
-            for (var u = local; u < row_units(); u += WG) {
-                k[to + u] = row_unit(key, u);
-                v[to + u] = row_unit(value, u);
             }
         }
     }

@@ -57,7 +57,7 @@ fn attention_decode(
     let fours = (params.n_heads / params.n_kv_heads + ROWS - 1u) / ROWS;
     let first_row = group_index(group, grid) / params.n_kv_heads % fours * ROWS;
     let token = group_index(group, grid) / params.n_kv_heads / fours;
-    if (token >= params.n_tokens) {
+    if (token >= params.n_tokens || (STORE == STORES_ONLY && first_row > 0u)) {
         return;
     }
     let tile = rows_of(token);
@@ -65,6 +65,17 @@ fn attention_decode(
     let split = group.z * WG + local;
     let keys = part_range(split, pos);
     if (split >= params.splits || (keys.x >= keys.y && split > 0u)) {
+        return;
+    }
+    if (STORE != HAS_STORED && split == 0u && has_own() && first_row == 0u && pos < params.capacity) {
+        let key = own_head(params.n_heads + kv_head, tile);
+        let value = own_head(params.n_heads + params.n_kv_heads + kv_head, tile);
+        for (var u = 0u; u < row_units(); u++) {
+            k[slot_at(tile, kv_head, pos) + u] = row_unit(key, u);
+            v[slot_at(tile, kv_head, pos) + u] = row_unit(value, u);
+        }
+    }
+    if (STORE == STORES_ONLY) {
         return;
     }
     own_share = local * SHARE;
@@ -80,14 +91,6 @@ fn attention_decode(
     var rows = begin(first_row, tile, kv_head, keys, split);
     if (split == 0u && has_own()) {
         add_own(&rows, tile, kv_head);
-        if (first_row == 0u && pos < params.capacity) {
-            let key = own_head(params.n_heads + kv_head, tile);
-            let value = own_head(params.n_heads + params.n_kv_heads + kv_head, tile);
-            for (var u = 0u; u < row_units(); u++) {
-                k[slot_at(tile, kv_head, pos) + u] = row_unit(key, u);
-                v[slot_at(tile, kv_head, pos) + u] = row_unit(value, u);
-            }
-        }
     }
     var none = Rows();
     attend(&rows, &none, false, tile, kv_head, keys);
@@ -95,12 +98,17 @@ fn attention_decode(
 
 // Begins the softmax with the token's own key.
 fn add_own(rows: ptr<function, Rows>, tile: Tile, kv_head: u32) {
-    let key = own_head(params.n_heads + kv_head, tile);
-    let value = own_head(params.n_heads + params.n_kv_heads + kv_head, tile);
+    let at = slot_at(tile, kv_head, state[tile.state + POS]);
+    var key = Head();
+    var value = Head();
+    if (STORE != HAS_STORED) {
+        key = own_head(params.n_heads + kv_head, tile);
+        value = own_head(params.n_heads + params.n_kv_heads + kv_head, tile);
+    }
     let quads = params.head_dim / 4u;
     var sums = vec4<f32>();
     for (var i = 0u; i < quads; i++) {
-        sums += products(cached_quad(key, i), queries_at((*rows).query, i));
+        sums += products(own_key_quad(key, at, i), queries_at((*rows).query, i));
     }
     let score = scores(sums);
     let next = max((*rows).highest, score);
@@ -108,6 +116,22 @@ fn add_own(rows: ptr<function, Rows>, tile: Tile, kv_head: u32) {
     (*rows).sum = (*rows).sum * exp((*rows).highest - next) + weight;
     (*rows).highest = next;
     for (var i = 0u; i < quads; i++) {
-        accumulate((*rows).out, i, vec4<f32>(), weighed(cached_quad(value, i), weight));
+        accumulate((*rows).out, i, vec4<f32>(), weighed(own_value_quad(value, at, i), weight));
     }
+}
+
+// Quad `i` of the token's key, which is cached from unit `at` on.
+fn own_key_quad(key: Head, at: u32, i: u32) -> vec4<f32> {
+    if (STORE == HAS_STORED) {
+        return key_quad(at, i);
+    }
+    return cached_quad(key, i);
+}
+
+// The same of its value.
+fn own_value_quad(value: Head, at: u32, i: u32) -> vec4<f32> {
+    if (STORE == HAS_STORED) {
+        return value_quad(at, i);
+    }
+    return cached_quad(value, i);
 }

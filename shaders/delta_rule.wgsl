@@ -46,6 +46,9 @@ fn delta_rule(
         return;
     }
     let run = run_of(sequence);
+    if (run.first == run.end) {
+        return;
+    }
     let share = params.n_heads / params.n_key_heads;
     let key_head = select(head % params.n_key_heads, head / share, params.grouped != 0u);
     let keys = params.n_key_heads * params.key_dim;

@@ -40,6 +40,9 @@ fn selective_scan(
         return;
     }
     let run = run_of(sequence);
+    if (run.first == run.end) {
+        return;
+    }
     let head = column / params.head_dim;
     let first = width + head / (params.n_heads / params.n_groups) * params.state_dim; // of b
     let stride = width + 2u * params.n_groups * params.state_dim;

@@ -40,6 +40,9 @@ fn short_conv(
         return;
     }
     let run = run_of(sequence);
+    if (run.first == run.end) {
+        return;
+    }
     let is_gated = (params.flags & GATED) != 0u;
     var taps = vec4<f32>();
     for (var i = 0u; i < params.taps; i++) {

@@ -8,7 +8,10 @@
 //! is polled, natively usually on a thread of its own ([`Engine::spawn`]). Several devices have a driver each and one queue.
 
 mod ahead;
+#[cfg(not(target_arch = "wasm32"))]
+mod draft;
 mod driver;
+mod guesses;
 mod options;
 mod pages;
 mod passes;

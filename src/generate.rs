@@ -43,6 +43,7 @@ pub use inside::{HeadWeights, TimedDispatch, Timeline};
 #[cfg(not(target_arch = "wasm32"))]
 pub use kept::KeptStats;
 pub use logprobs::Logprobs;
+pub(crate) use lookup::look_up;
 pub(crate) use model::Adapted;
 #[cfg(not(target_arch = "wasm32"))]
 pub use model::Placed;

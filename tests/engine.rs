@@ -585,7 +585,9 @@ fn what_no_engine_can_do_is_refused_by_name() {
         (Request::new(vec![1, 1 << 30], greedy(1)), "the id 1073741824"),
         (Request::new(vec![1; 5000], greedy(1)), "context full"),
         (with(GenerateOptions { temperature: f32::NAN, ..greedy(1) }), "temperature"),
-        (with(GenerateOptions { prompt_lookup: 3, logprobs: None, ..greedy(1) }), "prompt_lookup"),
+        (with(GenerateOptions { prompt_lookup: 8, logprobs: None, ..greedy(1) }), "prompt_lookup"),
+        (with(GenerateOptions { prompt_lookup: 3, ..greedy(1) }), "prompt_lookup"),
+        (with(GenerateOptions { further_tokens: 3, logprobs: None, ..greedy(1) }), "further_tokens"),
         (with(GenerateOptions { logit_bias: [(1 << 30, 1.0)].into(), ..greedy(1) }), "logit_bias"),
     ] {
         let said = refused(request);
@@ -596,8 +598,86 @@ fn what_no_engine_can_do_is_refused_by_name() {
         EngineOptions { max_sequences: 65, ..EngineOptions::default() },
         EngineOptions { cache_tokens: Some(0), ..EngineOptions::default() },
         EngineOptions { prefix_cache: false, host_cache_bytes: 1, ..EngineOptions::default() },
+        EngineOptions { prompt_lookup: 8, ..EngineOptions::default() },
+        EngineOptions { draft_tokens: 8, ..EngineOptions::default() },
     ] {
         assert!(matches!(Engine::new(&model, &options).err(), Some(Error::Option { .. })), "{options:?}");
+    }
+}
+
+/// Requests of all kinds beside greedy ones whose prompts repeat themselves, as models of random weights do as well.
+fn repeating(model: &Model, n: usize) -> Vec<(usize, Request)> {
+    let request = |i: usize| {
+        let ids = ids(10 + 7 * i, i as u64, model).repeat(4);
+        let drawn = GenerateOptions { temperature: 0.9, top_k: 30, ..greedy(20) };
+        let penalised = GenerateOptions { repeat_penalty: 1.3, ..greedy(20) };
+        let options = if i % 4 == 2 { [drawn, penalised][i / 4 % 2].clone() } else { greedy(70 - i) };
+        (2 * i, Request::new(ids, options))
+    };
+    (0..n).map(request).collect()
+}
+
+/// The built-in model with an adapter that leaves little of it.
+fn wrong_draft(model: &Model) -> Model {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("wrong-draft.gguf");
+    std::fs::write(&path, crate::lora::of_stories(7)).unwrap();
+    let adapter = model.load_adapter(&path, 20.0).unwrap();
+    model.with_adapter(Some(&adapter)).unwrap()
+}
+
+/// Guessed tokens are verified beside the other texts of a pass, as many as there are idle rows for, and change no bit of any: not
+/// across the ends of pages, where all are right, where all are wrong, and of models whose heads have norms, windows and sinks.
+#[test]
+fn guessed_tokens_change_no_text() {
+    for device in executors() {
+        let others =
+            common::drawn_on(&device, 1, ["gemma3", "qwen3", "gpt-oss", "lfm2", "olmo2", "granite-hybrid", "qwen35"]);
+        let others = others.into_iter().map(|name| (name, tiny(&device, name)));
+        for (name, model) in [("builtin", builtin(&device))].into_iter().chain(others) {
+            let requests = repeating(&model, 6);
+            let plain = EngineOptions { max_sequences: 4, ..EngineOptions::default() };
+            let (want, without) = together(&model, &plain, &requests);
+            assert_eq!(without.stats().drafted_tokens, 0);
+            let n_passes = without.stats().n_decode_passes;
+            let drafted_by = |draft: &Model| match model.config().is_recurrent() {
+                true => model.clone(),
+                false => model.with_draft(draft).unwrap(),
+            };
+            let right = drafted_by(&model);
+            let wrong = if name == "builtin" { wrong_draft(&model) } else { model.clone() };
+            let wrong = drafted_by(&wrong);
+            for (way, model, options) in [
+                ("look-up", &model, EngineOptions { prompt_lookup: 7, ..plain.clone() }),
+                ("a draft that is right", &right, EngineOptions { draft_tokens: 4, ..plain.clone() }),
+                ("a draft that is wrong", &wrong, EngineOptions { draft_tokens: 3, ..plain.clone() }),
+                ("both", &right, EngineOptions { prompt_lookup: 2, draft_tokens: 5, ..plain.clone() }),
+            ] {
+                // States cannot go back to before a wrong guess in a model that guesses.
+                if options.draft_tokens > 0 && model.draft().is_none() {
+                    continue;
+                }
+                let (texts, engine) = together(model, &options, &requests);
+                let case = format!("{name} on {}, {way}", device.info().name);
+                for (i, (text, want)) in texts.iter().zip(&want).enumerate() {
+                    assert_eq!(text.pieces, want.pieces, "{case}: text {i}");
+                    assert_eq!(text.reason, want.reason, "{case}: text {i}");
+                }
+                let stats = engine.stats();
+                assert_eq!(stats.generated_tokens, without.stats().generated_tokens, "{case}");
+                assert_eq!(stats.n_free_pages + stats.n_kept_pages, stats.n_pages, "{case}");
+                assert!(stats.drafted_tokens > 0 && stats.n_decode_passes < n_passes + 1, "{case}: {stats:?}");
+                match way {
+                    "a draft that is wrong" if name == "builtin" => {
+                        assert!(2 * stats.accepted_tokens < stats.drafted_tokens, "{case}: {stats:?}");
+                    }
+                    "a draft that is right" => {
+                        assert!(10 * stats.accepted_tokens > 9 * stats.drafted_tokens, "{case}: {stats:?}");
+                        assert!(5 * stats.n_decode_passes < 4 * n_passes, "{case}: {n_passes} before, {stats:?}");
+                    }
+                    _ => {}
+                }
+            }
+        }
     }
 }
 

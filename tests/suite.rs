@@ -27,6 +27,8 @@ mod layers;
 mod lora;
 #[path = "matrices/main.rs"]
 mod matrices;
+#[cfg(feature = "lora")]
+mod matrix;
 mod model;
 mod quantize;
 mod retrieval;

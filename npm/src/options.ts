@@ -25,9 +25,9 @@ const LOAD: Names<CommonLoadOptions> = {
 };
 const ENGINE_GENERATE: Names<EngineGenerateOptions> = {
   signal: true, maxTokens: true, temperature: true, topK: true, topP: true, minP: true, repeatPenalty: true, repeatLastN: true,
-  presencePenalty: true, frequencyPenalty: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, slide: true, responseFormat: true,
+  presencePenalty: true, frequencyPenalty: true, logitBias: true, logprobs: true, seed: true, stop: true, ignoreEos: true, slide: true, responseFormat: true, promptLookup: true,
 };
-const GENERATE: Names<GenerateOptions> = { ...ENGINE_GENERATE, tokensPerSubmit: true, promptLookup: true };
+const GENERATE: Names<GenerateOptions> = { ...ENGINE_GENERATE, tokensPerSubmit: true };
 const CHAT: Names<Omit<ChatOptions, keyof GenerateOptions>> = {
   tools: true, toolChoice: true, parallelToolCalls: true, thinking: true, documents: true, templateVariables: true, templateName: true,
   continueFinalMessage: true,

@@ -367,11 +367,11 @@ export interface EngineOptions {
   prefixCache?: boolean | undefined;
 }
 
-/** Options of {@link Engine.generate}: those of {@link Model.generate} but for those of speed. */
-export type EngineGenerateOptions = Omit<GenerateOptions, "tokensPerSubmit" | "promptLookup">;
+/** Options of {@link Engine.generate}: those of {@link Model.generate} but for `tokensPerSubmit`. */
+export type EngineGenerateOptions = Omit<GenerateOptions, "tokensPerSubmit">;
 
 /** Options of {@link Engine.chat}. */
-export type EngineChatOptions = Omit<ChatOptions, "tokensPerSubmit" | "promptLookup">;
+export type EngineChatOptions = Omit<ChatOptions, "tokensPerSubmit">;
 
 /** What an engine has done since it was made, and what it does now. */
 export interface EngineStats {
@@ -398,6 +398,10 @@ export interface EngineStats {
   generatedTokens: number;
   /** Passes that computed a token of each text. */
   nDecodePasses: number;
+  /** Tokens that were guessed. */
+  draftedTokens: number;
+  /** Of these the ones that the model chose as well. */
+  acceptedTokens: number;
   /** Of these the ones that were submitted before the tokens of the one before were read. */
   nAheadPasses: number;
   /** Passes over a part of a prompt. */

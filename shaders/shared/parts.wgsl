@@ -2,6 +2,12 @@
 // part is D sums that are still to be divided, then highest score and sum of weights. The first part also has the key of
 // the token itself, unless another layer has cached it. With `attention`.
 
+// What becomes of a token's own key and value. Where tokens may be of one sequence, they are stored by a dispatch before the one
+// that reads them.
+override STORE: u32 = 0u;
+const STORES_ONLY: u32 = 1u; // nothing else is done
+const HAS_STORED: u32 = 2u;  // they are in the cache
+
 fn has_own() -> bool {
     return (params.flags & OWN_KEYS) != 0u;
 }

@@ -75,7 +75,7 @@ struct TemplateArgs {
 impl ChatArgs {
     /// The model, and the one that guesses.
     pub fn models(&mut self) -> (Option<&mut PathBuf>, Option<&mut PathBuf>) {
-        (self.model.as_mut(), self.sampling.guess.draft.as_mut())
+        (self.model.as_mut(), self.sampling.guess.draft.path.as_mut())
     }
 }
 
@@ -129,7 +129,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
         let is_bound = chat.options.constraint.is_some() || args.prefill.is_some() || guesses;
         chat.rules = args.calls.rules(tools, format, is_bound, chat.session.model().tokenizer()?)?;
     }
-    chat.draft = args.sampling.guess.load(chat.session.model())?;
+    chat.draft = args.sampling.guess.draft.load_session(chat.session.model())?;
     chat.prefill.clone_from(&args.prefill);
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
         chat.load(path)?;

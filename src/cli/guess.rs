@@ -1,4 +1,4 @@
-//! What guesses the next tokens for `run` and `chat`: the text so far, or a smaller model.
+//! What guesses the next tokens: the text so far, or a smaller model.
 
 use std::path::PathBuf;
 
@@ -19,13 +19,20 @@ pub struct GuessArgs {
     /// where the guesses are good. Loads the head, which takes about as much memory as a layer. Needs --temperature 0.
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     pub mtp: u32,
+    #[command(flatten)]
+    pub draft: DraftArgs,
+}
+
+/// A smaller model that guesses.
+#[derive(Args)]
+pub struct DraftArgs {
     /// Smaller model with the same vocabulary that guesses tokens, which the model verifies some at a time: the same text,
     /// faster where the guesses are cheap and good. A file, folder or address. Needs --temperature 0.
-    #[arg(long, value_name = "MODEL")]
-    pub draft: Option<PathBuf>,
+    #[arg(long = "draft", id = "draft", value_name = "MODEL")]
+    pub path: Option<PathBuf>,
     /// Tokens that --draft guesses at a time, 1 to 7.
-    #[arg(long, default_value_t = 4, value_name = "N", requires = "draft")]
-    draft_tokens: u32,
+    #[arg(long = "draft-tokens", default_value_t = 4, value_name = "N", requires = "draft")]
+    pub n: u32,
 }
 
 /// A model that guesses, and how many tokens at a time.
@@ -37,24 +44,44 @@ pub struct Draft {
 impl GuessArgs {
     /// Whether anything is to guess.
     pub fn is_asked_for(&self) -> bool {
-        self.prompt_lookup > 0 || self.mtp > 0 || self.draft.is_some()
+        self.prompt_lookup > 0 || self.mtp > 0 || self.draft.path.is_some()
+    }
+}
+
+impl DraftArgs {
+    /// Tokens that the model guesses at a time; 0 without one.
+    pub fn n(&self) -> u32 {
+        if self.path.is_some() { self.n } else { 0 }
     }
 
     /// The model that guesses, if there is to be one, where the other one is and with room for as long a text.
-    pub fn load(&self, model: &Model) -> Result<Option<Draft>, Error> {
-        let Some(path) = &self.draft else { return Ok(None) };
+    pub fn load(&self, model: &Model) -> Result<Option<Model>, Error> {
+        let Some(path) = &self.path else { return Ok(None) };
         let file = ModelFile::open(path)?;
         let context_length = file.header.shape.decoder()?.max_seq_len.min(model.context_length());
-        let session = with_loading_bar(|progress| {
+        with_loading_bar(|progress| {
             let options = LoadOptions {
                 context_length: Some(context_length),
                 kv_type: model.kv_type(),
                 progress: Some(progress),
                 ..LoadOptions::default()
             };
-            Model::from_file(model.device(), file, options)?.session()
-        })?;
-        Ok(Some(Draft { session, n: self.draft_tokens }))
+            Model::from_file(model.device(), file, options)
+        })
+        .map(Some)
+    }
+
+    /// The same for a session.
+    pub fn load_session(&self, model: &Model) -> Result<Option<Draft>, Error> {
+        self.load(model)?.map(|draft| Ok(Draft { session: draft.session()?, n: self.n })).transpose()
+    }
+
+    /// The same for an engine: the model with it.
+    pub fn load_with(&self, model: Model) -> Result<Model, Error> {
+        match self.load(&model)? {
+            Some(draft) => model.with_draft(&draft),
+            None => Ok(model),
+        }
     }
 }
 

@@ -19,12 +19,7 @@ const OF_ONE: &[&str] = &[
     "session",
     "count",
     "beams",
-    "slide",
-    "draft",
-    "prompt_lookup",
-    "mtp",
     "tokens_per_submit",
-    "stream_rows",
     #[cfg(feature = "grammar")]
     "tools",
 ];
@@ -54,13 +49,19 @@ struct Line {
 pub fn run(
     model: &Model,
     recovery: &mut Recovery<'_, Model>,
-    n_at_once: u32,
+    (n_at_once, draft_tokens): (u32, u32),
     prompts: (&str, EncodeOptions),
     options: &GenerateOptions,
     as_json: bool,
 ) -> Result<(), Failure> {
-    let engine_options =
-        EngineOptions { max_sequences: n_at_once, max_queued: n_at_once as usize, ..EngineOptions::default() };
+    let engine_options = EngineOptions {
+        max_sequences: n_at_once,
+        max_queued: n_at_once as usize,
+        prompt_lookup: options.prompt_lookup,
+        draft_tokens,
+        further_tokens: options.further_tokens,
+        ..EngineOptions::default()
+    };
     let (engine, mut driver) = Engine::new(model, &engine_options)?;
     let start = Instant::now();
     let stats = std::thread::scope(|scope| {

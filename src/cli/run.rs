@@ -260,7 +260,7 @@ impl ToolArgs {
 impl GenerateArgs {
     /// The model that guesses.
     pub fn draft(&mut self) -> Option<&mut PathBuf> {
-        self.sampling.guess.draft.as_mut()
+        self.sampling.guess.draft.path.as_mut()
     }
 }
 
@@ -452,14 +452,16 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     let mut recovery = args.model.recovery(path, &args.sampling.guess);
     let model = recovery.load(&args.model.open()?)?;
     if let Some(n_at_once) = args.parallel.parallel {
-        return parallel::run(&model, &mut recovery, n_at_once, (&prompt, encoding), &options, args.json);
+        let draft = &args.sampling.guess.draft;
+        let model = draft.load_with(model)?;
+        return parallel::run(&model, &mut recovery, (n_at_once, draft.n()), (&prompt, encoding), &options, args.json);
     }
     let mut session = model.session()?;
     #[cfg(feature = "grammar")]
     let mut reader = args.tools.reader(session.model(), &prompt, &mut options, args.sampling.guess.is_asked_for())?;
     #[cfg(not(feature = "grammar"))]
     let mut reader: Option<AnswerReader> = None;
-    let mut draft = args.sampling.guess.load(session.model())?;
+    let mut draft = args.sampling.guess.draft.load_session(session.model())?;
     let before = counters_of(session.model());
     let prompt_ids = match &args.prompt_ids {
         Some(ids) => ids.clone(),

@@ -15,6 +15,7 @@ use tilewright::{
     Breaker, Device, DeviceChoice, EmbedOptions, Embedder, Error, LoadOptions, Model, Recovery, RerankOptions, Reranker,
 };
 
+use super::guess::DraftArgs;
 use super::lora::Lora;
 use super::run::{self, ModelArgs, with_loading_bar};
 use super::{Failure, hub, parse_bytes, save_pipeline_caches, tell_findings};
@@ -84,6 +85,8 @@ pub struct ServeArgs {
     /// one model.
     #[arg(long, value_name = "[MODEL:]NAME=FILE[:SCALE]")]
     lora_adapter: Vec<ServedAdapter>,
+    #[command(flatten)]
+    draft: DraftArgs,
     /// Template that is built in, for models whose files have none.
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
@@ -150,6 +153,14 @@ struct EngineArgs {
     /// when a prompt begins with it again.
     #[arg(long, value_name = "MIB", default_value_t = 0, conflicts_with = "no_prefix_cache")]
     host_cache: u64,
+    /// Guess up to N tokens, 1 to 7, of requests with temperature 0 and without a penalty or a constraint, from what followed the last
+    /// ones before: the same texts, sooner where they repeat their prompts. Requests can ask for it by `prompt_lookup`.
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
+    prompt_lookup: u32,
+    /// The same, guessed by the head that the model itself has for further tokens (Qwen3.5). Loads the head, which takes about as much
+    /// memory as a layer.
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
+    mtp: u32,
     /// Models that are loaded at a time; the one that was used longest ago makes room. All if absent.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_loaded: Option<u16>,
@@ -191,6 +202,7 @@ pub struct Loader {
     engine: EngineOptions,
     template: Option<String>,
     adapters: Vec<ServedAdapter>,
+    draft: Option<DraftArgs>,
     /// Those that compute texts, then those that compute layers for them.
     places: Vec<Place>,
     n_engines: usize,
@@ -215,23 +227,23 @@ impl Place {
 }
 
 impl Loader {
-    /// Loads models with these options and no adapters.
+    /// Loads models with these options, without adapters and a model that guesses.
     pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Result<Arc<Loader>, Error> {
-        Loader::with_adapters(args, engine, template, Vec::new())
+        Loader::with(args, engine, template, (Vec::new(), None))
     }
 
-    fn with_adapters(
+    fn with(
         args: ModelArgs,
         engine: EngineOptions,
         template: Option<String>,
-        adapters: Vec<ServedAdapter>,
+        (adapters, draft): (Vec<ServedAdapter>, Option<DraftArgs>),
     ) -> Result<Arc<Loader>, Error> {
         let mut choices = args.devices()?;
         let n_engines = choices.len();
         choices.extend(args.layers_on().map(Clone::clone));
         let places = choices.into_iter().map(|choice| Place { choice, device: Mutex::default() }).collect();
         let held = Mutex::new(Some(Vec::new()));
-        Ok(Arc::new(Loader { args, engine, template, adapters, places, n_engines, held }))
+        Ok(Arc::new(Loader { args, engine, template, adapters, draft, places, n_engines, held }))
     }
 
     /// A model that is given as `[NAME=]MODEL`, or the built-in one.
@@ -343,9 +355,17 @@ impl Loader {
             None => self.args.open_one(choice),
         };
         let layers_on = self.args.open_layers_on(device, open)?;
-        let model = self.args.adapted(run::load(path, device, LoadOptions { layers_on, ..self.args.options() })?)?;
+        let model = self.args.adapted(run::load(
+            path,
+            device,
+            LoadOptions { layers_on, further_tokens: self.engine.further_tokens > 0, ..self.args.options() },
+        )?)?;
         let adapters = self.adapters_of(name).map(|adapter| Ok((adapter.name.clone(), adapter.lora.load(&model)?)));
-        model.with_adapters(adapters.collect::<Result<Vec<_>, Error>>()?)
+        let model = model.with_adapters(adapters.collect::<Result<Vec<_>, Error>>()?)?;
+        match &self.draft {
+            Some(draft) => draft.load_with(model),
+            None => Ok(model),
+        }
     }
 
     /// What makes that which loads a model anew, in the thread that computes.
@@ -431,7 +451,13 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         idle_timeout,
         lazy,
         step_limit,
+        prompt_lookup,
+        mtp,
     } = args.engine;
+    let mut draft = args.draft;
+    if let Some(path) = &mut draft.path {
+        hub::localise(path, &mut |notice| eprintln!("notice: {notice}"))?;
+    }
     let engine = EngineOptions {
         max_sequences: parallel,
         max_queued: queue.unwrap_or(2 * parallel as usize),
@@ -439,10 +465,13 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         prefix_cache: !no_prefix_cache,
         host_cache_bytes: host_cache.saturating_mul(1 << 20),
         step_limit: step_limit.map(Duration::from_secs),
+        prompt_lookup,
+        draft_tokens: draft.n(),
+        further_tokens: mtp,
     };
     engine.check()?;
     let adapters = args.lora_adapter.clone();
-    let loader = Loader::with_adapters(args.model, engine, args.template, args.lora_adapter)?;
+    let loader = Loader::with(args.model, engine, args.template, (args.lora_adapter, Some(draft)))?;
     let mut specs: Vec<ModelSpec> =
         models.iter().map(|given| loader.spec(Some(given))).collect::<Result<_, Error>>()?;
     if specs.is_empty() {

@@ -25,9 +25,19 @@ fn runs(state: &[u32], n_tokens: u32, row_words: u32, has_slots: u32) -> Vec<Run
             let (n_rows, row) = (n_tokens as usize, row(0));
             vec![Run { pos: row[0], first: 0, n: (row[1] as usize).min(n_rows), n_rows, slot: slot(row) }]
         }
-        _ => (0..n_tokens as usize)
-            .map(|i| Run { pos: row(i)[0], first: i, n: row(i)[1].min(1) as usize, n_rows: 1, slot: slot(row(i)) })
-            .collect(),
+        _ => {
+            let mut runs: Vec<Run> = Vec::new();
+            for (i, row) in (0..n_tokens as usize).map(|i| (i, row(i))) {
+                match runs.last_mut().filter(|_| row[5] > 0) {
+                    Some(run) => (run.n, run.n_rows) = (run.n + 1, run.n_rows + 1),
+                    None => {
+                        let n = row[1].min(1) as usize;
+                        runs.push(Run { pos: row[0], first: i, n, n_rows: 1, slot: slot(row) });
+                    }
+                }
+            }
+            runs
+        }
     }
 }
 

@@ -4,17 +4,19 @@ use std::collections::{HashMap, VecDeque};
 
 use web_time::Instant;
 
+use super::passes::RowsForm;
 use crate::device::Pending;
 use crate::error::Error;
 use crate::generate::Pace;
-use crate::model::Sampler;
 
 /// Passes in flight, all of them over the same rows, each with the tokens that the one before it chose.
 #[derive(Default)]
 pub(super) struct Ahead {
-    /// The place of each row's sequence.
+    /// The place of each row's sequence. Rows after the first one of a sequence are of guessed tokens.
     pub rows: Vec<u32>,
-    pub sampler: Sampler,
+    /// The token of each row, in the oldest pass.
+    pub ids: Vec<u32>,
+    pub form: RowsForm,
     /// The adapter of all rows.
     pub adapter: Option<String>,
     /// Why the sequences at some places cannot go on: no token is allowed there.
@@ -41,8 +43,15 @@ impl Ahead {
     }
 
     /// Other rows begin.
-    pub fn begin(&mut self, rows: Vec<u32>, sampler: Sampler, adapter: Option<String>, broken: HashMap<u32, Error>) {
-        (self.rows, self.sampler, self.adapter, self.broken) = (rows, sampler, adapter, broken);
+    pub fn begin(
+        &mut self,
+        rows: impl Iterator<Item = (u32, u32)>,
+        form: RowsForm,
+        adapter: Option<String>,
+        broken: HashMap<u32, Error>,
+    ) {
+        (self.rows, self.ids) = rows.unzip();
+        (self.form, self.adapter, self.broken) = (form, adapter, broken);
         self.pace.pause();
     }
 

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use web_time::Instant;
 
 use super::ahead::Ahead;
+use super::guesses::Guesses;
 use super::options::EngineOptions;
 use super::pages::Pages;
-use super::passes::{Passes, Sizes};
+use super::passes::{Passes, RowsForm, Sizes};
 use super::queue::{EngineState, EngineStats, Shared, Waiting};
 use super::sequence::Sequence;
 use super::stream::Teller;
@@ -37,6 +38,7 @@ pub struct Driver {
     number: usize,
     options: EngineOptions,
     passes: Passes,
+    guesses: Guesses,
     pages: Pages,
     /// Places among states and tokens that no sequence has.
     slots: Vec<u32>,
@@ -75,7 +77,8 @@ impl Driver {
         shared: Arc<Shared>,
         number: usize,
     ) -> Result<Driver, Error> {
-        let passes = make_passes(model, options, u32::MAX)?;
+        let guesses = Guesses::of(model, options)?;
+        let passes = make_passes(model, options, u32::MAX, guesses.plan())?;
         let pages = new_pages(model, options, &passes);
         let driver = Driver {
             model: model.clone(),
@@ -83,6 +86,7 @@ impl Driver {
             number,
             options: options.clone(),
             passes,
+            guesses,
             pages,
             slots: slots(options),
             running: Vec::new(),
@@ -97,9 +101,9 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Memory of the weights and of what all sequences share, on all devices that compute layers.
+    /// Memory of the weights and of what all sequences share, on all devices that compute layers, with that of a model that guesses.
     pub fn plan(&self) -> MemoryPlan {
-        self.passes.plans_before().fold(self.passes.plan(), |sum, plan| sum + plan)
+        self.passes.plans_before().fold(self.passes.plan() + self.guesses.plan(), |sum, plan| sum + plan)
     }
 
     /// Computes until no request comes any more. After an error all that were computed have failed. After a panic it ends, and who
@@ -281,7 +285,10 @@ impl Driver {
         self.model = model;
         self.ahead = Ahead::default();
         self.tell_device();
-        self.passes = make_passes(&self.model, &self.options, self.passes.n_pages() - 1)?;
+        // The old ones give their memory back first.
+        self.guesses = Guesses::default();
+        self.guesses = Guesses::of(&self.model, &self.options)?;
+        self.passes = make_passes(&self.model, &self.options, self.passes.n_pages() - 1, self.guesses.plan())?;
         self.running.iter_mut().for_each(Sequence::lose_pages);
         for i in (0..self.running.len()).rev() {
             if let Some(error) = self.model.adapted_by(self.running[i].request.adapter.as_deref()).err() {
@@ -449,7 +456,13 @@ impl Driver {
     /// Begins requests while there are places and pages.
     async fn admit(&mut self) -> Result<(), Error> {
         while let Some(&slot) = self.slots.last() {
-            let Some(waiting) = self.shared.take(self.number) else { break };
+            let Some(mut waiting) = self.shared.take(self.number) else { break };
+            let asked = &mut waiting.request.options;
+            asked.prompt_lookup = asked.prompt_lookup.max(self.options.prompt_lookup);
+            asked.further_tokens = match self.passes.has_further() {
+                true => asked.further_tokens.max(self.options.further_tokens),
+                false => 0,
+            };
             // The model may have been loaded again without its adapter.
             if let Err(error) = self.model.adapted_by(waiting.request.adapter.as_deref()) {
                 waiting.teller.fail(error);
@@ -535,9 +548,9 @@ impl Driver {
 
     /// Computes the next part of the first prompt that is not computed.
     async fn compute_prompt(&mut self) -> Result<(), Error> {
-        let others_wait = self.running.iter().any(|sequence| sequence.n_left() == 0);
+        let others_wait = self.running.iter().any(Sequence::is_ready);
         let most = if others_wait { BESIDE.min(self.passes.max_pass()) } else { self.passes.max_pass() };
-        let Some(at) = self.running.iter().position(|sequence| sequence.n_left() > 0) else { return Ok(()) };
+        let Some(at) = self.running.iter().position(|sequence| !sequence.is_ready()) else { return Ok(()) };
         let n_tokens = self.running[at].next_len(most as usize, n_copies(&self.model, &self.options).is_some());
         self.make_free(self.running[at].pages_for(n_tokens)).await?;
         let Driver { model, passes, pages, running, .. } = self;
@@ -545,7 +558,11 @@ impl Driver {
         let adapted = model.adapted_by(sequence.request.adapter.as_deref())?;
         let ids = sequence.next_tokens(n_tokens).to_vec();
         sequence.make_room(n_tokens, pages)?;
-        passes.compute_prompt((model, adapted), sequence.row(ids.len() as u32), &ids).await?;
+        let row = sequence.row(ids.len() as u32);
+        passes.compute_prompt((model, adapted), row.clone(), &ids).await?;
+        if passes.has_further() {
+            passes.follow_prompt(model, row, sequence.came_next(ids.len())).await?;
+        }
         sequence.computed_prompt(ids.len(), pages);
         keep_states(passes, pages, sequence)?;
         self.update(|stats| {
@@ -558,9 +575,11 @@ impl Driver {
     /// Submits a pass over a token of each sequence whose others are computed, which chooses what comes after it.
     async fn submit_rows(&mut self) -> Result<(), Error> {
         let model = self.model.clone();
+        let Driver { guesses, passes, running, pages, .. } = self;
+        let of_head = guesses.ask_head(&model, passes, running, pages).await?;
         self.keep_running(|sequence, pages| sequence.choose_angles(&model, pages));
         let Driver { running, ahead, .. } = self;
-        let mut ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].n_left() == 0).collect();
+        let mut ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].is_ready()).collect();
         if ready.is_empty() {
             return Ok(());
         }
@@ -569,31 +588,46 @@ impl Driver {
         let next = adapters().filter(|adapter| **adapter > ahead.adapter).min().or(adapters().min());
         let adapter = next.cloned().flatten();
         ready.retain(|&i| running[i].request.adapter == adapter);
-        self.make_free(ready.iter().map(|&i| self.running[i].pages_for(1)).sum()).await?;
+        // What is computed once more leaves some for the next pass.
+        let mut n_free = self.passes.n_rows() as usize;
+        ready.retain(|&i| {
+            let n_rows = self.running[i].n_rows();
+            let has_room = n_rows <= n_free;
+            n_free -= if has_room { n_rows } else { 0 };
+            has_room
+        });
+        let Driver { guesses, passes, running, .. } = self;
+        let guesses = guesses.of_ready((&model, passes), (running, &ready), of_head, n_free).await?;
+        let pages_for = |(&i, guesses): (&usize, &Vec<u32>)| {
+            let sequence = &self.running[i];
+            sequence.pages_for(sequence.n_rows() + guesses.len())
+        };
+        self.make_free(ready.iter().zip(&guesses).map(pages_for).sum()).await?;
         let Driver { model, passes, pages, running, .. } = self;
+        let n_guesses: usize = guesses.iter().map(Vec::len).sum();
+        let n_rows = ready.iter().map(|&i| running[i].n_rows()).sum::<usize>() + n_guesses;
         let sampler = Sampler {
             penalize: ready.iter().any(|&i| running[i].penalizes()),
             mask: ready.iter().any(|&i| running[i].is_guided()),
             draw: match ready.iter().filter(|&&i| running[i].draws()).count() {
                 0 => Drawing::None,
-                // Idle rows of a pass draw nothing.
-                n if n.is_power_of_two() && n == ready.len() => Drawing::All,
+                // Idle rows of a pass draw nothing, nor do those of guesses.
+                n if n.is_power_of_two() && n == n_rows => Drawing::All,
                 _ => Drawing::Some,
             },
         };
         let device = model.device();
-        let mut rows = Vec::with_capacity(ready.len());
-        let mut settings: Vec<Sampling> = Vec::with_capacity(ready.len());
+        let mut rows = Vec::with_capacity(n_rows);
+        let mut settings: Vec<Sampling> = Vec::with_capacity(n_rows);
         let mut broken = HashMap::new();
         // Of a row whose text may go on with any token.
         let all =
             if sampler.mask { vec![u32::MAX; mask_words(model.config().vocab_size) as usize] } else { Vec::new() };
-        for (row, &i) in ready.iter().enumerate() {
-            let sequence = &mut running[i];
-            sequence.make_room(1, pages)?;
-            // Of the first row: how many count.
-            rows.push(sequence.row(if row == 0 { ready.len() as u32 } else { 1 }));
-            settings.push(sequence.sampling());
+        for (&i, guesses) in ready.iter().zip(&guesses) {
+            let (row, sequence) = (rows.len(), &mut running[i]);
+            sequence.make_room(sequence.n_rows() + guesses.len(), pages)?;
+            rows.extend(sequence.rows(guesses));
+            settings.resize(rows.len(), sequence.sampling());
             if sequence.penalizes() {
                 // Those that are chosen join them on the device.
                 if !sequence.has_tokens {
@@ -618,15 +652,23 @@ impl Driver {
                     }
                 };
                 device.write(&passes.rows().allowed, row * all.len(), allowed)?;
+                // Of those that guess, which take any.
+                for row in row + 1..rows.len() {
+                    device.write(&passes.rows().allowed, row * all.len(), &all)?;
+                }
             }
         }
         if sampler.draw != Drawing::None || sampler.penalize {
             device.write(&passes.rows().sampling, 0, bytemuck::cast_slice::<_, u32>(&settings))?;
         }
-        // Rows that count for nothing write to the page and the state that are nobody's.
+        // The first row says how many count.
+        rows[0].n_tokens = rows.len() as u32;
+        let form = RowsForm { sampler, has_runs: n_rows > ready.len() };
+        self.ahead.begin(rows.iter().map(|row| (row.slot, row.token)), form, adapter, broken);
+        // The others write to the page and the state that are nobody's.
         rows.resize(rows.len().next_power_of_two(), StateRow::default());
         passes.set_rows(model, &rows)?;
-        self.ahead.begin(ready.iter().map(|&i| self.running[i].slot).collect(), sampler, adapter, broken);
+        self.update(|stats| stats.drafted_tokens += n_guesses as u64);
         self.submit_pass().await
     }
 
@@ -634,7 +676,7 @@ impl Driver {
     async fn submit_pass(&mut self) -> Result<(), Error> {
         let Driver { model, passes, ahead, .. } = self;
         let adapted = model.adapted_by(ahead.adapter.as_deref())?;
-        ahead.submitted(passes.submit_rows((model, adapted), ahead.rows.len() as u32, ahead.sampler).await?);
+        ahead.submitted(passes.submit_rows((model, adapted), ahead.rows.len() as u32, ahead.form).await?);
         Ok(())
     }
 
@@ -666,7 +708,9 @@ impl Driver {
             self.running.len() != self.ahead.rows.len() || (!self.slots.is_empty() && self.shared.has_waiting());
         (1..self.ahead.depth()).contains(&n)
             && self.model.runs_ahead()
-            && !self.ahead.sampler.mask
+            && !self.ahead.form.sampler.mask
+            && !self.ahead.form.has_runs
+            && !self.guesses.waits_for_tokens(&self.running, &self.passes)
             && !others_wait
             && self.running.iter().all(|sequence| sequence.goes_on_after(n, &self.model))
     }
@@ -676,7 +720,8 @@ impl Driver {
         if self.ahead.is_empty() {
             return Ok(());
         }
-        let Driver { model, passes, running, ahead, .. } = self;
+        let Driver { model, passes, running, ahead, guesses, .. } = self;
+        guesses.begin_read();
         let device = model.device();
         let wants_logits = running
             .iter()
@@ -689,26 +734,50 @@ impl Driver {
         let context_length = model.context_length() as usize;
         let mut over: Vec<(u32, Result<StopReason, Error>)> = Vec::new();
         let mut broken = std::mem::take(&mut ahead.broken);
-        let mut n_generated = 0;
-        for (row, (&slot, &id)) in ahead.rows.iter().zip(&chosen).enumerate() {
+        let keeps_states = model.config().is_recurrent();
+        let (mut n_generated, mut n_accepted) = (0, 0);
+        let mut end = 0;
+        for of_one in ahead.rows.chunk_by(|slot, next| slot == next) {
+            let (slot, first) = (of_one[0], end);
+            end = first + of_one.len();
             // Its text may have ended meanwhile.
             let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == slot) else { continue };
-            sequence.computed_row();
-            n_generated += 1;
-            let logits = logits.get(row * vocab_size..(row + 1) * vocab_size);
-            let accepted = match (broken.remove(&slot), id) {
-                (Some(error), _) => Err(error),
-                (None, NON_FINITE) => Err(Error::NonFinite { pos: sequence.ids().len() as u32 }),
-                (None, id) => sequence.accept(id, logits, context_length),
-            };
-            if let Some(ended) = accepted.transpose() {
-                over.push((slot, ended));
+            let first_guess = first + sequence.n_rows();
+            let mut n_right = sequence.n_rows() - 1;
+            for row in first_guess - 1..end {
+                // After a guess that is wrong nothing counts.
+                if row >= first_guess && chosen[row - 1] != ahead.ids[row] {
+                    break;
+                }
+                n_right += 1;
+                n_generated += 1;
+                n_accepted += u64::from(row >= first_guess);
+                let logits = logits.get(row * vocab_size..(row + 1) * vocab_size);
+                let accepted = match (broken.remove(&slot), chosen[row]) {
+                    (Some(error), _) => Err(error),
+                    (None, NON_FINITE) => Err(Error::NonFinite { pos: sequence.ids().len() as u32 }),
+                    (None, id) => sequence.accept(id, logits, context_length),
+                };
+                if let Some(ended) = accepted.transpose() {
+                    over.push((slot, ended));
+                    break;
+                }
             }
+            let is_over = over.last().is_some_and(|(ended, _)| *ended == slot);
+            if passes.has_further() && sequence.asks_head() && !is_over {
+                guesses.left(first, sequence, n_right);
+            }
+            let n_guessed = end - first_guess;
+            if n_guessed > 0 {
+                sequence.teller.guessed(n_guessed, (first + n_right).saturating_sub(first_guess));
+            }
+            sequence.computed_rows(n_right, of_one.len(), keeps_states);
         }
         self.n_generated += n_generated;
         self.update(|stats| {
             stats.n_decode_passes += 1;
             stats.generated_tokens += n_generated;
+            stats.accepted_tokens += n_accepted;
         });
         for (slot, ended) in over {
             let Some(i) = self.running.iter().position(|sequence| sequence.slot == slot) else { continue };
@@ -803,7 +872,8 @@ fn keep_states(passes: &Passes, pages: &mut Pages, sequence: &Sequence) -> Resul
 
 /// What the sequences of an engine share, as much of it as the memory allows and up to so many pages: on a GPU, whose memory nobody
 /// knows, it is allocated to see that. Half of the pages are tried where there is no memory for all.
-fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32) -> Result<Passes, Error> {
+/// `beside`: the memory of a model that guesses.
+fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: MemoryPlan) -> Result<Passes, Error> {
     let pages_each = model.context_length().div_ceil(PAGE);
     let n_sequences = options.max_sequences;
     // Layers have keys of as many bytes in a page as a binding has room for.
@@ -816,12 +886,25 @@ fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32) -> Resul
     let most = u32::try_from(limit).unwrap_or(u32::MAX).saturating_sub(1).min(most_pages).max(pages_each);
     let (n_copies, spills) = (n_copies(model, options), options.host_cache_bytes > 0);
     let (max_pass, kv_type) = (model.max_pass(), model.kv_type());
-    let sizes = |n_pages| Sizes { n_sequences, n_pages: n_pages + 1, pages_each, n_copies, spills, max_pass, kv_type };
+    let n_rows = options.rows();
+    let n_states = options.states(model);
+    let sizes = |n_pages| Sizes {
+        n_sequences,
+        n_rows,
+        n_states,
+        n_pages: n_pages + 1,
+        pages_each,
+        n_copies,
+        spills,
+        max_pass,
+        kv_type,
+        further: options.further_tokens > 0 && model.config().n_further > 0,
+    };
     let asked = options.cache_tokens.map(|tokens| tokens.div_ceil(PAGE).max(pages_each));
     let mut n_pages = asked.unwrap_or(n_sequences.saturating_mul(pages_each)).min(most);
     loop {
         let passes = Passes::declare(model, sizes(n_pages))?;
-        let mut plan = passes.plan();
+        let mut plan = passes.plan() + beside;
         plan.weights_bytes += model.named_adapters_bytes();
         let fits = model.check_fits(&plan, "fewer sequences or a shorter context would take less");
         let fits = fits.and_then(|()| model.check_fits_before(passes.plans_before()));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use web_time::Instant;
 
 use crate::error::Error;
-use crate::generate::GenerateOptions;
+use crate::generate::{GenerateOptions, Model};
 
 /// How many texts an engine computes together, and how many wait.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +23,17 @@ pub struct EngineOptions {
     /// Bytes of the host's memory for beginnings that the cache has no room for any more, until they come again; 0: none. Not
     /// without `prefix_cache`.
     pub host_cache_bytes: u64,
+    /// Tokens to guess by prompt look-up for greedy requests that do not ask for more themselves
+    /// ([`GenerateOptions::prompt_lookup`]), 0 to [`GenerateOptions::MOST_GUESSES`]; 0 is off. Passes have room for as many even with
+    /// few sequences. With many, guesses take the rows that are idle. Of a model whose layers keep states, nothing is guessed while this
+    /// and the next two are 0: states before wrong guesses take memory.
+    pub prompt_lookup: u32,
+    /// The same by the model's draft model, if it has one ([`Model::with_draft`](crate::Model::with_draft)), where prompt look-up finds
+    /// nothing.
+    pub draft_tokens: u32,
+    /// The same by the model's own head for further tokens, if it was loaded with one
+    /// ([`LoadOptions::further_tokens`](crate::LoadOptions::further_tokens)), where prompt look-up finds nothing.
+    pub further_tokens: u32,
     /// How long a step may take: the first ones compile shaders, which takes seconds on some devices. A GPU that takes longer
     /// is given up, as one that is lost; of the CPU it is only counted. No limit if `None`; never one in a browser.
     pub step_limit: Option<Duration>,
@@ -38,6 +49,9 @@ impl Default for EngineOptions {
             cache_tokens: None,
             prefix_cache: true,
             host_cache_bytes: 0,
+            prompt_lookup: 0,
+            draft_tokens: 0,
+            further_tokens: 0,
             step_limit: None,
         }
     }
@@ -46,6 +60,20 @@ impl Default for EngineOptions {
 impl EngineOptions {
     /// Sequences of one pass at most.
     pub const MOST_SEQUENCES: u32 = 64;
+
+    /// Rows of a pass at most.
+    pub(super) fn rows(&self) -> u32 {
+        self.max_sequences.max(1 + self.guesses()).next_power_of_two()
+    }
+
+    /// States that layers of a model keep of a sequence: the one before a wrong guess is wanted again.
+    pub(super) fn states(&self, model: &Model) -> u32 {
+        if model.config().is_recurrent() && self.guesses() > 0 { 2 } else { 1 }
+    }
+
+    fn guesses(&self) -> u32 {
+        self.prompt_lookup.max(self.draft_tokens).max(self.further_tokens)
+    }
 
     /// Refuses values out of range.
     ///
@@ -64,6 +92,16 @@ impl EngineOptions {
             let expected = "0 without a prefix cache: there is nothing to keep".into();
             let found = self.host_cache_bytes.to_string();
             return Err(Error::Option { option: "host_cache_bytes", expected, found });
+        }
+        let most = GenerateOptions::MOST_GUESSES;
+        for (option, n) in [
+            ("prompt_lookup", self.prompt_lookup),
+            ("draft_tokens", self.draft_tokens),
+            ("further_tokens", self.further_tokens),
+        ] {
+            if n > most {
+                return Err(Error::Option { option, expected: format!("0 to {most}"), found: n.to_string() });
+            }
         }
         if self.step_limit == Some(Duration::ZERO) {
             return Err(Error::Option { option: "step_limit", expected: "a time above 0".into(), found: "0 s".into() });
@@ -108,13 +146,6 @@ impl Request {
         if n_salt > Self::MOST_SALT_BYTES {
             let expected = format!("at most {} bytes", Self::MOST_SALT_BYTES);
             return Err(Error::Option { option: "cache_salt", expected, found: n_salt.to_string() });
-        }
-        for (option, n) in
-            [("prompt_lookup", self.options.prompt_lookup), ("further_tokens", self.options.further_tokens)]
-        {
-            if n > 0 {
-                return Err(Error::Option { option, expected: "0 in an engine".into(), found: n.to_string() });
-            }
         }
         Ok(())
     }

@@ -1,13 +1,13 @@
 //! Where an engine computes: the stages of its model, one on each device that computes some of its layers.
 
 use super::pages::{HostPage, PageId};
-pub(super) use super::stage::Sizes;
-use super::stage::Stage;
+use super::stage::{Pass, Stage};
+pub(super) use super::stage::{RowsForm, Sizes};
 use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::generate::{Adapted, Model, rows_for};
 use crate::kernels::StateRow;
-use crate::model::{PassTensors, Sampler};
+use crate::model::{Ending, PassTensors};
 use crate::recording::MemoryPlan;
 
 /// All stages have the same pages, places and rows under the same numbers. The host carries the rows of a pass from each to the
@@ -52,7 +52,7 @@ impl Passes {
         self.before.iter().map(Stage::plan)
     }
 
-    /// What a pass over one token of each of several sequences shares with the host after its last layer.
+    /// What a pass over rows shares with the host after its last layer.
     pub fn rows(&self) -> &PassTensors {
         &self.last.rows
     }
@@ -147,6 +147,16 @@ impl Passes {
         self.sizes.n_pages
     }
 
+    /// Rows of a pass at most.
+    pub fn n_rows(&self) -> u32 {
+        self.sizes.n_rows
+    }
+
+    /// States that layers keep of a sequence.
+    pub fn n_states(&self) -> u32 {
+        self.sizes.n_states
+    }
+
     /// Tokens that a pass over a prompt takes at most.
     pub fn max_pass(&self) -> u32 {
         self.sizes.max_pass
@@ -174,10 +184,10 @@ impl Passes {
         for stage in &mut self.before {
             let (device, stream) = (stage.device.clone(), stage.prompt.stream.first_rows(size)?);
             take_left(&device, &stage.prompt, left)?;
-            left = Some(device.run_and_read(stage.of_prompt(None, size).await?, &stream)?.await?);
+            left = Some(device.run_and_read(stage.pass(None, Pass::Prompt(size)).await?, &stream)?.await?);
         }
         take_left(&self.last.device, &self.last.prompt, left)?;
-        model.run(self.last.of_prompt(Some(adapted), size).await?, ids.len())
+        model.run(self.last.pass(Some(adapted), Pass::Prompt(size)).await?, ids.len())
     }
 
     /// Submits a pass over the rows that were set, of which there are `n`, and reads the tokens that it chooses.
@@ -188,18 +198,58 @@ impl Passes {
         &mut self,
         (model, adapted): (&Model, Adapted<'_>),
         n: u32,
-        sampler: Sampler,
+        form: RowsForm,
     ) -> Result<Pending, Error> {
         let n_rows = n.next_power_of_two();
         let mut left = None;
         for stage in &mut self.before {
             let (device, stream) = (stage.device.clone(), stage.rows.stream.first_rows(n_rows)?);
             take_left(&device, &stage.rows, left)?;
-            left = Some(device.run_and_read(stage.of_rows(None, n_rows, Sampler::default()).await?, &stream)?.await?);
+            let form = RowsForm { has_runs: form.has_runs, ..RowsForm::default() };
+            left = Some(device.run_and_read(stage.pass(None, Pass::Rows(n_rows, form)).await?, &stream)?.await?);
         }
         take_left(&self.last.device, &self.last.rows, left)?;
         let chosen = self.last.rows.chosen.clone();
-        model.run_and_read(self.last.of_rows(Some(adapted), n_rows, sampler).await?, n as usize, &chosen, 1)
+        model.run_and_read(self.last.pass(Some(adapted), Pass::Rows(n_rows, form)).await?, n as usize, &chosen, 1)
+    }
+}
+
+impl Passes {
+    /// Whether the head for further tokens guesses. It does so in no browser.
+    pub fn has_further(&self) -> bool {
+        cfg!(not(target_arch = "wasm32")) && self.sizes.further
+    }
+
+    /// Has the head go on with what the pass over a part of a prompt left that `row` was about. `came_next`: the token after each of
+    /// its tokens.
+    ///
+    /// # Errors
+    /// As [`Passes::compute_prompt`].
+    pub async fn follow_prompt(&mut self, model: &Model, row: StateRow, came_next: &[u32]) -> Result<(), Error> {
+        let stage = &mut self.last;
+        let Some(further) = &stage.prompt.further else { return Ok(()) };
+        stage.device.write(further.tokens(), row.pos as usize, came_next)?;
+        further.state().set_rows(&stage.device, &[row])?;
+        let size = rows_for(came_next.len() as u32).min(self.sizes.max_pass);
+        model.run(stage.pass(None, Pass::Follow(size)).await?, came_next.len())
+    }
+
+    /// Has the head guess after each of these rows: those that the last pass over rows left, or with [`Ending::GuessOn`] those that it
+    /// has made of them itself. A row that counts for nothing is none.
+    ///
+    /// # Errors
+    /// As [`Passes::compute_prompt`].
+    pub async fn guess_further(&mut self, rows: &[StateRow], ending: Ending) -> Result<Vec<u32>, Error> {
+        let stage = &mut self.last;
+        let Some(further) = &stage.rows.further else { return Ok(Vec::new()) };
+        let n_rows = (rows.len() as u32).next_power_of_two();
+        let idle = n_rows as usize - rows.len();
+        let mut rows: Vec<_> = rows.iter().cloned().chain((0..idle).map(|_| StateRow::default())).collect();
+        // The first row says how many there are.
+        rows[0].n_tokens = n_rows;
+        further.state().set_rows(&stage.device, &rows)?;
+        let (device, chosen) = (stage.device.clone(), stage.rows.chosen.clone());
+        device.replay_and_read(stage.pass(None, Pass::Guess(n_rows, ending)).await?, &chosen, 1)?.await
     }
 }
 

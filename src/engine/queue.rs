@@ -108,7 +108,11 @@ pub struct EngineStats {
     pub cached_tokens: u64,
     /// Tokens that were generated.
     pub generated_tokens: u64,
-    /// Passes that computed one token of each running sequence.
+    /// Tokens that were guessed, by prompt look-up or a draft model.
+    pub drafted_tokens: u64,
+    /// Of these the ones that the model chose as well.
+    pub accepted_tokens: u64,
+    /// Passes that computed the next token of each running sequence, and guessed ones after it.
     pub n_decode_passes: u64,
     /// Of these the ones that were submitted before the tokens of the one before were read: a GPU is busy while the host reads.
     pub n_ahead_passes: u64,
@@ -156,6 +160,8 @@ impl std::ops::Add for EngineStats {
             prompt_tokens: self.prompt_tokens + other.prompt_tokens,
             cached_tokens: self.cached_tokens + other.cached_tokens,
             generated_tokens: self.generated_tokens + other.generated_tokens,
+            drafted_tokens: self.drafted_tokens + other.drafted_tokens,
+            accepted_tokens: self.accepted_tokens + other.accepted_tokens,
             n_decode_passes: self.n_decode_passes + other.n_decode_passes,
             n_ahead_passes: self.n_ahead_passes + other.n_ahead_passes,
             busy_micros: self.busy_micros + other.busy_micros,
@@ -433,6 +439,7 @@ impl Engine {
         request.check()?;
         request.options.check_biases(self.model.config().vocab_size)?;
         self.model.adapted_by(request.adapter.as_deref())?;
+        self.model.check_further(request.options.further_tokens)?;
         let context_length = self.model.context_length() as usize;
         if request.options.context_policy == ContextPolicy::Slide && request.ids.len() > context_length {
             slide(&mut request.ids, context_length);

@@ -5,7 +5,7 @@ use super::pages::{Beginning, Common, ContentId, PageId, Pages};
 use super::queue::{Text, Waiting};
 use super::stream::Teller;
 use crate::error::Error;
-use crate::generate::{Completed, ContextPolicy, Logprobs, Model, Piece, StopReason, Written, slide};
+use crate::generate::{Completed, ContextPolicy, Logprobs, Model, Piece, StopReason, Written, look_up, slide};
 use crate::kernels::{PAGE, Sampling, StateRow};
 use crate::model::Sampler;
 
@@ -20,6 +20,9 @@ pub(super) struct Sequence {
     n_generated: usize,
     /// Tokens, from the first one on, whose keys and values are in pages, or that a state has seen.
     n_cached: usize,
+    /// Tokens after them, before the last one, that a pass over rows computes once more: a state that has seen a wrong guess after
+    /// them is of no use.
+    n_again: usize,
     pages: Vec<PageId>,
     /// Of them the ones that are listed, from the first one on; `None` once one of a prompt could not be.
     n_listed: Option<usize>,
@@ -75,6 +78,7 @@ impl Sequence {
             ids: std::mem::take(&mut request.ids),
             n_generated,
             n_cached,
+            n_again: 0,
             n_listed: Some(held.len()),
             pages: held,
             n_promised,
@@ -106,9 +110,25 @@ impl Sequence {
         self.n_cached
     }
 
+    /// Whether it has generated tokens.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn has_generated(&self) -> bool {
+        self.n_generated > 0
+    }
+
     /// Tokens that are computed before the last one.
-    pub fn n_left(&self) -> usize {
+    fn n_left(&self) -> usize {
         self.ids.len() - 1 - self.n_cached
+    }
+
+    /// Whether passes over rows go on with it.
+    pub fn is_ready(&self) -> bool {
+        self.n_left() == self.n_again
+    }
+
+    /// Rows of its next pass without guesses.
+    pub fn n_rows(&self) -> usize {
+        self.n_again + 1
     }
 
     /// The next `n` tokens that are not cached.
@@ -133,11 +153,12 @@ impl Sequence {
         &self.pages
     }
 
-    /// Whether it surely goes on after `n` more tokens, and the host has nothing to do before: no logits to read and no other
-    /// angles.
+    /// Whether it surely goes on after `n` more tokens, and the host has nothing to do before: no logits to read, nothing to guess and
+    /// no other angles.
     pub fn goes_on_after(&self, n: usize, model: &Model) -> bool {
         let len = self.ids.len() + n;
         self.request.options.logprobs.is_none()
+            && (self.request.options.prompt_lookup == 0 || !self.may_be_guessed())
             && self.n_generated + n < self.request.options.max_tokens
             && len <= model.context_length() as usize
             && model.transformer().angles(len as u32) == self.beginning.angles
@@ -172,6 +193,50 @@ impl Sequence {
         Ok(page)
     }
 
+    /// Whether its next tokens may be guessed: it takes the most likely ones as they are.
+    pub fn may_be_guessed(&self) -> bool {
+        Sampler::of(&self.request.options.sampling(0)) == Sampler::default() && !self.is_guided()
+    }
+
+    /// Tokens that can be guessed at most: it has to end where it would end without, and pages were promised for no more.
+    pub fn most_guesses(&self, model: &Model) -> usize {
+        let n_left = self.request.options.max_tokens.saturating_sub(self.n_generated + 1);
+        let end = model.transformer().angles_end(self.ids.len() as u32).min(model.context_length());
+        n_left.min((end as usize).saturating_sub(self.ids.len()))
+    }
+
+    /// Whether the head for further tokens guesses for it.
+    pub fn asks_head(&self) -> bool {
+        self.request.options.further_tokens > 0 && self.may_be_guessed()
+    }
+
+    /// What the head for further tokens goes on with after the first `n` rows of a pass over the sequence's rows: their positions with
+    /// the tokens that came next.
+    pub fn followed_rows(&self, n: usize) -> impl Iterator<Item = StateRow> + '_ {
+        let first = self.row(1);
+        let came_next = self.came_next(n).iter();
+        (0..).zip(came_next).map(move |(n_before, &token)| StateRow {
+            pos: first.pos + n_before,
+            token,
+            n_before,
+            ..first.clone()
+        })
+    }
+
+    /// The tokens after each of the next `n` that are not cached.
+    pub fn came_next(&self, n: usize) -> &[u32] {
+        &self.ids[self.n_cached + 1..][..n]
+    }
+
+    /// What prompt look-up guesses.
+    pub fn look_up(&self, model: &Model) -> Vec<u32> {
+        match self.request.options.prompt_lookup as usize {
+            0 => Vec::new(),
+            _ if !self.may_be_guessed() => Vec::new(),
+            n => look_up(&self.ids, n.min(self.most_guesses(model))),
+        }
+    }
+
     /// What a pass over its next `n_tokens` tokens is told.
     pub fn row(&self, n_tokens: u32) -> StateRow {
         StateRow {
@@ -180,6 +245,7 @@ impl Sequence {
             token: self.ids[self.n_cached],
             angles: self.beginning.angles,
             slot: self.slot,
+            n_before: 0,
             pages: self.pages.clone(),
         }
     }
@@ -207,9 +273,25 @@ impl Sequence {
         }
     }
 
-    /// A pass over rows has computed its next token. The page is not listed, nor any after it: prompts have other bits there.
-    pub fn computed_row(&mut self) {
-        self.n_cached += 1;
+    /// Rows of a pass over what is not computed and guessed tokens after it.
+    pub fn rows<'a>(&'a self, guesses: &'a [u32]) -> impl Iterator<Item = StateRow> + 'a {
+        let first = self.row(1);
+        let ids = self.ids[self.n_cached..].iter().chain(guesses);
+        (0..).zip(ids).map(move |(n_before, &token)| StateRow {
+            pos: first.pos + n_before,
+            token,
+            n_before,
+            ..first.clone()
+        })
+    }
+
+    /// A pass over so many rows has computed its next tokens, and wrong guesses after the first `n_right`. Pages are not listed:
+    /// prompts have other bits there.
+    pub fn computed_rows(&mut self, n_right: usize, n_rows: usize, keeps_states: bool) {
+        (self.n_cached, self.n_again) = match keeps_states && n_right < n_rows {
+            true => (self.n_cached, n_right),
+            false => (self.n_cached + n_right, 0),
+        };
     }
 
     /// Computes all of it again where a sequence as long as it has other angles. False if there are too few pages for that, as
@@ -234,7 +316,7 @@ impl Sequence {
     pub fn begin_anew(&mut self, pages: &mut Pages) -> bool {
         self.pages.drain(..).for_each(|id| pages.release(id));
         pages.renounce(self.n_promised);
-        self.n_cached = 0;
+        (self.n_cached, self.n_again) = (0, 0);
         self.copy = None;
         self.on_host.clear();
         self.n_listed = Some(0);

@@ -19,6 +19,10 @@ use crate::tuning::self_test;
 pub(super) struct Sizes {
     /// Sequences at a time.
     pub n_sequences: u32,
+    /// Rows of a pass at most, a power of two.
+    pub n_rows: u32,
+    /// States that layers keep of a sequence.
+    pub n_states: u32,
     /// Pages with the one that is nobody's.
     pub n_pages: u32,
     /// Pages of a sequence at most.
@@ -31,6 +35,29 @@ pub(super) struct Sizes {
     pub max_pass: u32,
     /// What keys and values are kept as.
     pub kv_type: KvType,
+    /// Whether the head for further tokens guesses.
+    pub further: bool,
+}
+
+/// A pass that is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Pass {
+    /// Over a part of a prompt, of so many rows.
+    Prompt(u32),
+    /// Over so many rows.
+    Rows(u32, RowsForm),
+    /// The head for further tokens goes on with what the last pass over a part of a prompt left, of so many rows.
+    Follow(u32),
+    /// It guesses by this ending, after each of so many rows of the last pass over rows.
+    Guess(u32, Ending),
+}
+
+/// What tells passes over rows from each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct RowsForm {
+    pub sampler: Sampler,
+    /// Whether rows in turn may be of one sequence: [`StepState::with_runs`].
+    pub has_runs: bool,
 }
 
 /// Words of a tensor, from the first of them on, and how many.
@@ -41,7 +68,9 @@ pub(super) struct Stage {
     pub device: Device,
     transformer: Transformer,
     cache: KvCache,
-    /// Of passes over one token of each of several sequences.
+    /// Keys and values of the head for further tokens.
+    further: Option<KvCache>,
+    /// Of passes over rows: a token of each of several sequences, and guessed tokens after it.
     pub rows: PassTensors,
     /// Of passes over a part of a prompt.
     pub prompt: PassTensors,
@@ -51,10 +80,8 @@ pub(super) struct Stage {
     staging: Option<Tensor>,
     workspace: Workspace,
     sizes: Sizes,
-    /// By the number of their adapter, rows and sampler.
-    of_rows: HashMap<(usize, u32, Sampler), Recording>,
-    /// By the number of their adapter and rows.
-    of_prompts: HashMap<(usize, u32), Recording>,
+    /// By the number of their adapter.
+    recordings: HashMap<(usize, Pass), Recording>,
 }
 
 impl Stage {
@@ -63,13 +90,14 @@ impl Stage {
     /// # Errors
     /// [`Error::Operand`] if something is larger than a tensor can be.
     pub fn declare(device: &Device, transformer: &Transformer, sizes: Sizes) -> Result<Stage, Error> {
-        let Sizes { n_sequences, n_pages, pages_each, n_copies, spills, max_pass, kv_type } = sizes;
+        let Sizes { n_sequences, n_rows, n_states, n_pages, pages_each, n_copies, spills, max_pass, kv_type, further } =
+            sizes;
         let config = &transformer.config;
         // The first place among states is nobody's, as the first page is.
         let n_slots = n_sequences + 1;
-        let n_rows = n_sequences.next_power_of_two();
         let capacity = pages_each * PAGE;
-        let cache = KvCache::declare_shared(config, transformer.layers(), kv_type, [n_pages, n_slots, capacity])?;
+        let cache =
+            KvCache::declare_shared(config, transformer.layers(), kv_type, [n_pages, n_slots * n_states, capacity])?;
         let copied = |tensor: &Tensor| {
             let shape = [&[n_copies.unwrap_or(0).max(1)], &tensor.shape()[1..]].concat();
             Ok((tensor.clone(), Tensor::declare(tensor.label(), Role::Cache, &shape, tensor.dtype())?))
@@ -84,25 +112,30 @@ impl Stage {
             true => None,
             false => Some(StepState::declare_shared(Some(n_rows), 0)?),
         };
+        let mut rows = PassTensors::declare_rows(config, [n_rows, n_slots, pages_each])?;
+        let mut prompt = PassTensors::declare_prompts(config, pages_each, max_pass)?;
+        [&mut rows, &mut prompt].into_iter().for_each(|io| io.state = io.state.with_states(n_states));
+        let layer = config.n_layers();
+        let further = match further && transformer.is_last() {
+            true => Some(KvCache::declare_shared(config, layer..layer + 1, kv_type, [n_pages, 1, capacity])?),
+            false => None,
+        };
+        if let Some(cache) = &further {
+            rows = rows.with_further_over(config, cache, n_rows)?;
+            prompt = prompt.with_further_over(config, cache, max_pass)?;
+        }
         let mut stage = Stage {
             device: device.clone(),
             transformer: transformer.clone(),
             cache,
+            further,
             states,
             staging: None,
-            rows: PassTensors {
-                fetched: fetched_rows,
-                fetched_state,
-                ..PassTensors::declare_rows(config, [n_rows, n_slots, pages_each])?
-            },
-            prompt: PassTensors {
-                fetched: fetched(max_pass)?,
-                ..PassTensors::declare_prompts(config, pages_each, max_pass)?
-            },
+            rows: PassTensors { fetched: fetched_rows, fetched_state, ..rows },
+            prompt: PassTensors { fetched: fetched(max_pass)?, ..prompt },
             workspace: Workspace::default(),
             sizes,
-            of_rows: HashMap::new(),
-            of_prompts: HashMap::new(),
+            recordings: HashMap::new(),
         };
         if spills {
             let words = |parts: Vec<Part>| parts.iter().map(|(_, _, n_words)| n_words).sum::<usize>();
@@ -110,18 +143,16 @@ impl Stage {
             let shape = [u32::try_from(most).unwrap_or(u32::MAX)];
             stage.staging = Some(Tensor::declare("cache.staging", Role::Cache, &shape, DType::U32)?);
         }
-        stage.record_prompt(None, max_pass)?;
-        stage.record_rows(None, n_rows, Sampler::default())?;
+        let of_further = [Pass::Follow(max_pass), Pass::Guess(n_rows, Ending::Guess)];
+        let of_further = of_further.into_iter().filter(|_| stage.further.is_some());
+        let all = [Pass::Prompt(max_pass), Pass::Rows(n_rows, RowsForm::default())].into_iter().chain(of_further);
+        all.collect::<Vec<_>>().into_iter().try_for_each(|pass| stage.record(None, pass))?;
         Ok(stage)
     }
 
     /// Memory of the weights and of all this.
     pub fn plan(&self) -> MemoryPlan {
-        MemoryPlan::of(self.recordings(), self.others())
-    }
-
-    fn recordings(&self) -> impl Iterator<Item = &Recording> {
-        self.of_rows.values().chain(self.of_prompts.values())
+        MemoryPlan::of(self.recordings.values(), self.others())
     }
 
     /// What not every pass uses.
@@ -144,7 +175,7 @@ impl Stage {
         if !self.device.is_gpu() || cfg!(target_arch = "wasm32") {
             return Ok(());
         }
-        self.recordings().try_for_each(|recording| self.device.allocate_for(recording))?;
+        self.recordings.values().try_for_each(|recording| self.device.allocate_for(recording))?;
         self.others().try_for_each(|tensor| self.device.allocate(tensor))?;
         if with_room {
             let n_words = (self.plan().total_bytes() / PART).clamp(4, MOST_BYTES) / 4;
@@ -205,7 +236,8 @@ impl Stage {
     }
 
     fn parts_of_page(&self, page: PageId) -> Vec<Part> {
-        let keys = self.cache.kept().filter(|(_, layer)| matches!(layer, LayerCache::Keys(_)));
+        let all = self.cache.kept().chain(self.further.iter().flat_map(KvCache::kept));
+        let keys = all.filter(|(_, layer)| matches!(layer, LayerCache::Keys(_)));
         let heads = keys.flat_map(|(_, layer)| layer.tensors()).flat_map(|tensor| {
             let [n_heads, slots, row] = [0, 1, 2].map(|i| tensor.shape()[i] as usize);
             let n_words = PAGE as usize * row;
@@ -215,7 +247,8 @@ impl Stage {
     }
 
     fn parts_of_slot(&self, slot: u32) -> Vec<Part> {
-        self.parts_of_states(|(states, _)| (states, slot))
+        // Copies are of the states after whole pages, which come first among those of a sequence.
+        self.parts_of_states(|(states, _)| (states, slot * self.sizes.n_states))
     }
 
     fn parts_of_copy(&self, copy: u32) -> Vec<Part> {
@@ -273,79 +306,52 @@ impl Stage {
         Ok(others)
     }
 
-    /// A row of products is the same beside any number of others: prompts always take the kernels of many rows, and what is
-    /// generated those of a few.
-    fn recorder(&self, products: Products) -> Recorder {
-        Recorder::new(self.device.target()).with_products(products)
-    }
-
-    fn record_prompt(&mut self, adapted: Option<Adapted<'_>>, size: u32) -> Result<(), Error> {
-        let mut rec = self.recorder(Products::Many);
+    /// Records a pass with the stage's own weights, or others in their place. A row of products is the same beside any number of others:
+    /// prompts always take the kernels of many rows, and what is generated those of a few.
+    fn record(&mut self, adapted: Option<Adapted<'_>>, pass: Pass) -> Result<(), Error> {
+        let Sizes { n_rows: most_rows, max_pass, .. } = self.sizes;
+        let few = Products::Few { columns: most_rows.min(8) };
+        let with_runs;
+        let (io, products, n_rows, ending) = match pass {
+            Pass::Prompt(n_rows) => (&self.prompt, Products::Many, n_rows, Ending::Cache),
+            Pass::Rows(n_rows, RowsForm { sampler, has_runs: false }) => {
+                (&self.rows, few, n_rows, Ending::Sample(sampler))
+            }
+            Pass::Rows(n_rows, RowsForm { sampler, has_runs: true }) => {
+                with_runs = PassTensors { state: self.rows.state.with_runs(), ..self.rows.clone() };
+                (&with_runs, few, n_rows, Ending::Sample(sampler))
+            }
+            Pass::Follow(n_rows) => (&self.prompt, Products::Many, n_rows, Ending::Follow),
+            Pass::Guess(n_rows, ending) => (&self.rows, few, n_rows, ending),
+        };
+        let mut rec = Recorder::new(self.device.target()).with_products(products);
         let transformer = adapted.map_or(&self.transformer, |adapted| adapted.transformer);
-        transformer.record_pass(&mut rec, &self.cache, &self.prompt, size, Ending::Cache)?;
-        let recording = self.finish(rec, self.of_prompts.is_empty());
-        self.of_prompts.insert((number(adapted), size), recording);
+        transformer.record_pass(&mut rec, &self.cache, io, n_rows, ending)?;
+        let is_largest = pass == Pass::Prompt(max_pass) || pass == Pass::Rows(most_rows, RowsForm::default());
+        let recording = match is_largest {
+            true => rec.finish(&mut self.workspace),
+            false => rec.finish_within(&mut self.workspace),
+        };
+        self.recordings.insert((number(adapted), pass), recording);
         Ok(())
     }
 
-    fn record_rows(&mut self, adapted: Option<Adapted<'_>>, n_rows: u32, sampler: Sampler) -> Result<(), Error> {
-        let columns = self.sizes.n_sequences.next_power_of_two().min(8);
-        let mut rec = self.recorder(Products::Few { columns });
-        let transformer = adapted.map_or(&self.transformer, |adapted| adapted.transformer);
-        transformer.record_pass(&mut rec, &self.cache, &self.rows, n_rows, Ending::Sample(sampler))?;
-        let recording = self.finish(rec, self.of_rows.is_empty());
-        self.of_rows.insert((number(adapted), n_rows, sampler), recording);
-        Ok(())
-    }
-
-    fn finish(&mut self, rec: Recorder, is_largest: bool) -> Recording {
-        if is_largest { rec.finish(&mut self.workspace) } else { rec.finish_within(&mut self.workspace) }
-    }
-
-    /// The pass over a part of a prompt, of so many rows, with the stage's own weights or others in their place; the self-test has
-    /// nothing against it.
+    /// A pass with the stage's own weights, or others in their place; the self-test has nothing against it.
     ///
     /// # Errors
     /// Those of recording and of the self-test.
-    pub async fn of_prompt(&mut self, adapted: Option<Adapted<'_>>, size: u32) -> Result<&Recording, Error> {
-        let key = (number(adapted), size);
+    pub async fn pass(&mut self, adapted: Option<Adapted<'_>>, pass: Pass) -> Result<&Recording, Error> {
+        let key = (number(adapted), pass);
         loop {
-            if !self.of_prompts.contains_key(&key) {
-                self.record_prompt(adapted, size)?;
+            if !self.recordings.contains_key(&key) {
+                self.record(adapted, pass)?;
             }
-            if self_test(&self.device, &self.of_prompts[&key]).await? {
-                return Ok(&self.of_prompts[&key]);
+            if self_test(&self.device, &self.recordings[&key]).await? {
+                return Ok(&self.recordings[&key]);
             }
-            self.forget_recordings();
+            // A variant of a shader was banned: all is recorded again.
+            self.recordings.clear();
         }
-    }
-
-    /// The pass over a token of each of so many sequences.
-    ///
-    /// # Errors
-    /// As [`Stage::of_prompt`].
-    pub async fn of_rows(
-        &mut self,
-        adapted: Option<Adapted<'_>>,
-        n_rows: u32,
-        sampler: Sampler,
-    ) -> Result<&Recording, Error> {
-        let key = (number(adapted), n_rows, sampler);
-        loop {
-            if !self.of_rows.contains_key(&key) {
-                self.record_rows(adapted, n_rows, sampler)?;
-            }
-            if self_test(&self.device, &self.of_rows[&key]).await? {
-                return Ok(&self.of_rows[&key]);
-            }
-            self.forget_recordings();
-        }
-    }
-
-    /// A variant of a shader was banned: all is recorded again.
-    fn forget_recordings(&mut self) {
-        self.of_prompts.clear();
-        self.of_rows.clear();
     }
 }
 

@@ -17,6 +17,10 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Generated, the one that ended the text included.
     pub completion_tokens: usize,
+    /// Tokens that were guessed.
+    pub drafted_tokens: usize,
+    /// Of these the ones that the model chose as well.
+    pub accepted_tokens: usize,
 }
 
 /// What the driver has said so far and nobody has read.
@@ -108,6 +112,14 @@ impl Teller {
     /// Says how many tokens the prompt has, and how many of them are not computed.
     pub fn begin(&self, prompt_tokens: usize, cached_tokens: usize) {
         self.0.told.change(|told| told.usage = Usage { prompt_tokens, cached_tokens, ..told.usage });
+    }
+
+    /// Says how many tokens were guessed, and how many of them were right.
+    pub fn guessed(&self, drafted_tokens: usize, accepted_tokens: usize) {
+        self.0.told.change(|told| {
+            told.usage.drafted_tokens += drafted_tokens;
+            told.usage.accepted_tokens += accepted_tokens;
+        });
     }
 
     pub fn piece(&self, piece: Piece) {

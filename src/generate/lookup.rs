@@ -9,7 +9,7 @@ const ENOUGH: usize = 8;
 /// place first. Where the end repeats itself, so does the draft. Empty if the last two tokens are new.
 ///
 /// Yang et al. 2023, arXiv:2304.04487, copy from reference texts in this way, and Saxena 2023 from the prompt.
-pub(super) fn look_up(ids: &[u32], n: usize) -> Vec<u32> {
+pub(crate) fn look_up(ids: &[u32], n: usize) -> Vec<u32> {
     if n == 0 {
         return Vec::new();
     }

@@ -108,6 +108,9 @@ pub struct Model {
     /// What requests of an engine name.
     #[cfg(feature = "lora")]
     adapters: Arc<[(String, Adapter)]>,
+    /// What guesses tokens in an engine.
+    #[cfg(not(target_arch = "wasm32"))]
+    draft: Option<Arc<Model>>,
 }
 
 /// The weights that a request is computed with: the model's own, or those with an adapter.
@@ -402,6 +405,8 @@ impl Model {
             adapter: None,
             #[cfg(feature = "lora")]
             adapters: Arc::default(),
+            #[cfg(not(target_arch = "wasm32"))]
+            draft: None,
         };
         Ok((model, feed))
     }
@@ -752,6 +757,18 @@ impl Model {
         if needed > capacity { Err(Error::ContextFull { needed, capacity }) } else { Ok(()) }
     }
 
+    /// Refuses to have a head guess that there is not.
+    pub(crate) fn check_further(&self, further_tokens: u32) -> Result<(), Error> {
+        if further_tokens == 0 || self.config().n_further > 0 {
+            return Ok(());
+        }
+        Err(Error::Option {
+            option: "further_tokens",
+            expected: "0 for a model without a head that guesses further tokens, or loaded without it".into(),
+            found: further_tokens.to_string(),
+        })
+    }
+
     /// Refuses a prompt that no session of this model could take.
     ///
     /// # Errors
@@ -816,6 +833,33 @@ impl Model {
         return self.adapters.iter().map(|(_, adapter)| adapter.size_bytes()).sum();
         #[cfg(not(feature = "lora"))]
         0
+    }
+
+    /// The same model with a smaller one that guesses tokens in an engine, [`EngineOptions::draft_tokens`] at a time: the texts
+    /// of greedy requests are the same, and there sooner where the smaller one is much faster and often right.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if it has another number of tokens in its vocabulary, or layers that keep a state, which cannot go back to
+    /// before a wrong guess.
+    ///
+    /// [`EngineOptions::draft_tokens`]: crate::engine::EngineOptions::draft_tokens
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn with_draft(&self, draft: &Model) -> Result<Model, Error> {
+        let refused = |expected, found| Err(Error::Operand { kernel: "model", operand: "draft", expected, found });
+        let [own, other] = [self, draft].map(|model| model.config().vocab_size);
+        if own != other {
+            return refused(format!("a vocabulary of {own} tokens"), other.to_string());
+        }
+        if draft.config().is_recurrent() {
+            return refused("a model that keeps keys of all positions".into(), "layers that keep a state".into());
+        }
+        Ok(Model { draft: Some(Arc::new(draft.clone())), ..self.clone() })
+    }
+
+    /// The model that guesses tokens in an engine.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn draft(&self) -> Option<&Model> {
+        self.draft.as_deref()
     }
 
     /// Runs all of `ids` in one pass and returns all logits and the residual stream after each block.

@@ -224,13 +224,7 @@ impl Session {
         for (option, n) in options.guesses() {
             options.check_guesses(option, n, guide.is_some())?;
         }
-        if options.further_tokens > 0 && self.passes.io.further.is_none() {
-            return Err(Error::Option {
-                option: "further_tokens",
-                expected: "0 for a model without a head that guesses further tokens, or loaded without it".into(),
-                found: options.further_tokens.to_string(),
-            });
-        }
+        self.model.check_further(options.further_tokens)?;
         options.check_biases(self.model.config().vocab_size)?;
         self.append(ids, options.context_policy)?;
         Generation::new(self, options, guide)

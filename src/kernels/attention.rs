@@ -56,6 +56,10 @@ pub(crate) const OWN_KEYS: u32 = 8;
 /// Flag, for the CPU: sequences share the cache, and the state has their pages.
 pub(crate) const PAGED: u32 = 16;
 
+/// Values of the override `STORE`, see `shaders/shared/parts.wgsl`.
+const STORES_ONLY: f64 = 1.0;
+const HAS_STORED: f64 = 2.0;
+
 /// The largest head.
 pub(crate) const MAX_HEAD_DIM: u32 = 512;
 /// Columns of the values that a workgroup has.
@@ -200,7 +204,8 @@ fn paged_flag(state: &StepState) -> u32 {
 
 /// Records attention of a single token, or of one of each of several sequences, from its projection on: what [`rope_kv`](super::rope_kv) and [`attention`] do for
 /// several. One dispatch of `shaders/attention_decode.wgsl`, and a second one, `shaders/attention_merge.wgsl`, if the cache
-/// is long enough to be cut into parts.
+/// is long enough to be cut into parts. Where rows may be of one sequence ([`StepState::with_runs`]), a dispatch before them stores
+/// the keys and values of all rows; each row's result is the same to the bit.
 ///
 /// # Shapes
 /// `sinks`: `[H]`; `qkv`: `[T, first + (H + 2 Hkv) * D]`, T being 1 unless the state has a row for each token; `y`: `[T, H * D]`.
@@ -269,9 +274,18 @@ pub fn attention_next(
     let columns = if is_scalar { 1 } else { head_dim.div_ceil(COLUMNS) };
     let [x, y_groups, _] = fold(rec.target(), u64::from(groups) * u64::from(columns) * u64::from(n_tokens));
     let grid = [x, y_groups, if is_scalar { splits.div_ceil(8) } else { splits }];
+    // The CPU's twin stores those of all rows before it reads any.
+    let stores = state.has_runs() && has_keys && rec.target().is_gpu();
     let mut decode = |y: &Tensor| {
         let operands = [state.tensor(), &table, &weight, qkv, sinks.unwrap_or(qkv), &cached.k, &cached.v, y];
-        rec.dispatch(kernel, variant, &constants, params, &operands, grid)
+        if !stores {
+            return rec.dispatch(kernel, variant, &constants, params, &operands, grid);
+        }
+        for (store, grid) in [(STORES_ONLY, [x, y_groups, 1]), (HAS_STORED, grid)] {
+            let constants = [&constants[..], &[("STORE", store)]].concat();
+            rec.dispatch(kernel, variant, &constants, params, &operands, grid)?;
+        }
+        Ok(())
     };
     if splits == 1 {
         return decode(y);

@@ -69,9 +69,7 @@ pub const N_STATES: u32 = 4;
 /// States that a sequence has in a layer's `kept` ones, `[states of all sequences, ..]`, and how many sequences a pass has, with
 /// so many tokens.
 fn states(state: &StepState, n_tokens: u32) -> (u32, u32) {
-    // Sequences that share a cache only go forward.
-    let n_states = if state.is_shared() { 1 } else { N_STATES };
-    (n_states, if state.is_batch() { n_tokens } else { 1 })
+    (state.n_states(), if state.is_batch() { n_tokens } else { 1 })
 }
 
 /// Refuses states of another shape than those of some sequences, or of one alone.
@@ -82,7 +80,12 @@ fn check_states(
     kept: &Tensor,
     shape: &[u32],
 ) -> Result<(), Error> {
-    let n = if state.is_shared() { kept.shape().first().copied().unwrap_or(0).max(1) } else { N_STATES };
+    let n_states = state.n_states();
+    let n = if state.is_shared() {
+        kept.shape().first().copied().unwrap_or(0).next_multiple_of(n_states).max(1)
+    } else {
+        n_states
+    };
     kept.expect_shape(kernel, operand, &[&[n], shape].concat())
 }
 

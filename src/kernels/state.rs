@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::N_STATES;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
@@ -44,6 +45,10 @@ pub struct StepState {
     n_pages: u32,
     /// Whether each token of a pass has a row.
     is_batch: bool,
+    /// Whether several rows in turn may be of one sequence.
+    has_runs: bool,
+    /// States that layers keep of a sequence: [`StepState::with_states`].
+    n_states: u32,
 }
 
 /// What a row of the state says of a sequence that shares a cache.
@@ -59,6 +64,8 @@ pub struct StateRow {
     pub angles: u32,
     /// The sequence's place among states and among tokens.
     pub slot: u32,
+    /// Rows before this one that are of the same sequence, in turn: [`StepState::with_runs`].
+    pub n_before: u32,
     /// The pages of its keys and values, from position 0 on. Those after the last one are page 0, which is nobody's.
     pub pages: Vec<u32>,
 }
@@ -73,7 +80,7 @@ impl StepState {
     /// None in practice; the shape is fixed.
     pub fn declare() -> Result<StepState, Error> {
         let words = Tensor::declare("state", Role::Activations, &[4], DType::U32)?;
-        Ok(StepState { words, n_pages: 0, is_batch: false })
+        Ok(StepState { words, n_pages: 0, is_batch: false, has_runs: false, n_states: N_STATES })
     }
 
     /// Declares a state for sequences that share a cache and have up to so many pages each: with a row for each of `n_rows`
@@ -84,7 +91,7 @@ impl StepState {
     pub fn declare_shared(n_rows: Option<u32>, n_pages: u32) -> Result<StepState, Error> {
         let shape = [n_rows.unwrap_or(1), Self::ROW_HEAD + n_pages];
         let words = Tensor::declare("state", Role::Activations, &shape, DType::U32)?;
-        Ok(StepState { words, n_pages, is_batch: n_rows.is_some() })
+        Ok(StepState { words, n_pages, is_batch: n_rows.is_some(), has_runs: false, n_states: 1 })
     }
 
     /// Writes the first rows of a state that was declared for sequences that share a cache.
@@ -95,7 +102,7 @@ impl StepState {
         let stride = (Self::ROW_HEAD + self.n_pages) as usize;
         let mut words = vec![0; rows.len() * stride];
         for (words, row) in words.chunks_exact_mut(stride).zip(rows) {
-            words[..5].copy_from_slice(&[row.pos, row.n_tokens, row.token, row.angles, row.slot]);
+            words[..6].copy_from_slice(&[row.pos, row.n_tokens, row.token, row.angles, row.slot, row.n_before]);
             words[Self::ROW_HEAD as usize..].iter_mut().zip(&row.pages).for_each(|(word, page)| *word = *page);
         }
         device.write_words(&self.words, 0, &words)
@@ -110,9 +117,40 @@ impl StepState {
         device.write_words(&self.words, row * stride + Self::ROW_HEAD as usize + at, &[page])
     }
 
-    /// Whether each token of a pass is of a sequence of its own.
+    /// Declares another state for the same kind of passes.
+    ///
+    /// # Errors
+    /// As [`StepState::declare_shared`].
+    pub fn declare_like(&self) -> Result<StepState, Error> {
+        let words = Tensor::declare(self.words.label(), Role::Activations, self.words.shape(), DType::U32)?;
+        Ok(StepState { words, ..self.clone() })
+    }
+
+    /// Whether each token of a pass has a row, as a rule of a sequence of its own.
     pub fn is_batch(&self) -> bool {
         self.is_batch
+    }
+
+    /// The same words for passes in which several rows in turn may be tokens of one sequence, at positions in turn.
+    #[must_use]
+    pub fn with_runs(&self) -> StepState {
+        StepState { has_runs: self.is_batch, ..self.clone() }
+    }
+
+    /// The same where layers keep so many states of each sequence that shares a cache, in turns: those after the last passes.
+    #[must_use]
+    pub fn with_states(&self, n_states: u32) -> StepState {
+        StepState { n_states, ..self.clone() }
+    }
+
+    /// States that layers keep of a sequence.
+    pub(super) fn n_states(&self) -> u32 {
+        self.n_states
+    }
+
+    /// Whether several rows in turn may be of one sequence.
+    pub(super) fn has_runs(&self) -> bool {
+        self.has_runs
     }
 
     /// Words of a row, where each token has one; else 0.

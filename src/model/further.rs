@@ -84,14 +84,14 @@ impl FurtherWeights {
     }
 }
 
-/// What the head keeps on the device for a session.
+/// What the head keeps on the device for a session, or for sequences that share a cache.
 #[derive(Clone, Debug)]
 pub struct FurtherTensors {
     /// The model's hidden rows of the last pass, normalised, `[max_pass, C]`.
     hidden: Tensor,
-    /// The head's own last row, `[1, C]`.
+    /// The head's own last row, `[1, C]`, or in passes whose rows each have a state, all of its rows.
     last: Tensor,
-    /// Keys and values of its block. Its positions may be those of the sequence's end alone.
+    /// Keys and values of its block. In a session, its positions may be those of the sequence's end alone.
     cache: KvCache,
     /// The model's, but that `state` has the head's position, and `tokens` at each position the token that came next.
     io: Box<PassTensors>,
@@ -124,14 +124,28 @@ impl PassTensors {
         if config.n_further == 0 {
             return Ok(self);
         }
-        let rows = |label: &str, n| Tensor::declare(label, Role::Activations, &[n, config.dim], DType::F32);
         let layer = config.n_layers();
+        let cache = KvCache::declare_part(config, layer..layer + 1, kind, context_length, max_pass)?;
+        self.with_further_over(config, &cache, max_pass)
+    }
+
+    /// The same with keys and values of the head's block in this cache, for passes of up to `max_pass` rows.
+    ///
+    /// # Errors
+    /// As [`PassTensors::with_further`].
+    pub(crate) fn with_further_over(
+        self,
+        config: &ModelConfig,
+        cache: &KvCache,
+        max_pass: u32,
+    ) -> Result<PassTensors, Error> {
+        let rows = |label: &str, n| Tensor::declare(label, Role::Activations, &[n, config.dim], DType::F32);
         let tokens = Tensor::declare("further.tokens", Role::Activations, self.tokens.shape(), DType::U32)?;
         let further = FurtherTensors {
             hidden: rows("further.hidden", max_pass)?,
-            last: rows("further.last", 1)?,
-            cache: KvCache::declare_part(config, layer..layer + 1, kind, context_length, max_pass)?,
-            io: Box::new(PassTensors { state: StepState::declare()?, tokens, ..self.clone() }),
+            last: rows("further.last", if self.state.is_batch() { max_pass } else { 1 })?,
+            cache: cache.clone(),
+            io: Box::new(PassTensors { state: self.state.declare_like()?.with_runs(), tokens, ..self.clone() }),
         };
         Ok(PassTensors { further: Some(further), ..self })
     }
@@ -152,7 +166,7 @@ impl Transformer {
     ) -> Result<(), Error> {
         let (further, weights) = self.further(io)?;
         let hidden = match ending {
-            Ending::GuessOn => further.last.clone(),
+            Ending::GuessOn => further.last.first_rows(n_tokens)?,
             _ => further.hidden.first_rows(n_tokens)?,
         }; // [T, C]
         let h = self.record_further_block(rec, further, weights, &hidden)?; // [T, C]
@@ -160,6 +174,13 @@ impl Transformer {
             return Ok(());
         }
         let FurtherTensors { last, io, .. } = further;
+        if io.state.is_batch() {
+            // A guess after each row, and the host says which of them count.
+            let (last, logits) = (last.first_rows(n_tokens)?, io.logits.first_rows(n_tokens)?);
+            self.record_norm(rec, self.further_norm(weights), &h, &last)?; // [T, C]
+            self.record_logits(rec, None, &last, &logits)?; // [T, V]
+            return argmax(rec, &logits, &io.chosen.first_rows(n_tokens)?); // [T]
+        }
         let h = self.record_last(rec, &io.state, h)?; // [1, C]
         self.record_norm(rec, self.further_norm(weights), &h, last)?; // [1, C]
         self.record_logits(rec, None, last, &io.logits)?; // [1, V]

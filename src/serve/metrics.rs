@@ -47,7 +47,7 @@ const NOW: [(&str, &str, Read); 8] = [
 ];
 
 /// Numbers of an engine since its model was loaded.
-const SINCE: [(&str, &str, Read); 17] = [
+const SINCE: [(&str, &str, Read); 19] = [
     ("engine_prompt_tokens", "Tokens of prompts that were computed", |stats| stats.prompt_tokens),
     ("engine_cached_tokens", "Tokens of prompts that an earlier sequence had computed", |stats| stats.cached_tokens),
     ("engine_generated_tokens", "Tokens that were generated, also of answers that are not over", |stats| {
@@ -59,6 +59,8 @@ const SINCE: [(&str, &str, Read); 17] = [
     ("engine_cancelled", "Texts that were cancelled, or whose time was over", |stats| stats.n_cancelled),
     ("engine_failed", "Texts that ended with an error", |stats| stats.n_failed),
     ("engine_panics", "Steps that panicked; the model is loaded again after each", |stats| stats.n_panics),
+    ("engine_drafted_tokens", "Tokens that were guessed", |stats| stats.drafted_tokens),
+    ("engine_accepted_tokens", "Guessed tokens that the model chose as well", |stats| stats.accepted_tokens),
     ("engine_decode_passes", "Passes that computed a token of each running sequence", |stats| stats.n_decode_passes),
     (
         "engine_ahead_passes",

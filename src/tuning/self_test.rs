@@ -781,7 +781,8 @@ fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
     let norm = norm.map(|norm| (norm, &weight, 1e-5));
     let rope = (head_dim >= ROPE.rot_dims).then_some((&ROPE, &table));
     let heads = Heads { n_heads, n_kv_heads, head_dim, first_column: 0, rope, norm };
-    // With pages two sequences, one of which has every page but the last.
+    // With pages two sequences, one of which has every page but the last; or two tokens of that one.
+    let runs = form.get("STORE").is_some();
     let n_tokens = if form.is("PAGED") { 2 } else { 1 };
     let qkv = input(form.device, &[n_tokens, (n_heads + 2 * n_kv_heads) * head_dim])?;
     let sinks = if form.is("SINKS") { Some(input(form.device, &[n_heads])?) } else { None };
@@ -793,8 +794,10 @@ fn decode(rec: &mut Recorder, form: &Form<'_>) -> Result<Vec<Tensor>, Error> {
                 let state = StepState::declare_shared(Some(2), slots / PAGE)?;
                 let row = |pos, pages: Vec<u32>| StateRow { pos, n_tokens: 1, pages, ..StateRow::default() };
                 let last = slots / PAGE - 1;
-                state.set_rows(form.device, &[row(pos, (0..last).rev().collect()), row(30, vec![last])])?;
-                state
+                let pages: Vec<u32> = (0..last).rev().collect();
+                let second = if runs { row(pos + 1, pages.clone()) } else { row(30, vec![last]) };
+                state.set_rows(form.device, &[row(pos, pages), second])?;
+                if runs { state.with_runs() } else { state }
             }
             false => state(form.device, pos, 1)?,
         };

@@ -136,8 +136,8 @@ impl Text {
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.cached_tokens,
             generated_tokens: usage.completion_tokens,
-            drafted_tokens: 0,
-            accepted_tokens: 0,
+            drafted_tokens: usage.drafted_tokens,
+            accepted_tokens: usage.accepted_tokens,
             prefill_seconds: prefill.as_secs_f64(),
             decode_seconds: self.begun.elapsed().saturating_sub(prefill).as_secs_f64(),
         })

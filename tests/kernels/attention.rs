@@ -3,6 +3,14 @@
 use std::ops::Range;
 
 use tilewright::kernels::{self, AttentionConfig, Heads, KvType, PackedTiles, QkNorm, RopeStyle};
+#[cfg(not(target_arch = "wasm32"))]
+use tilewright::{
+    DType, Device, Role, Tensor, Tier, Workspace,
+    kernels::{CachedKeys, PAGE, RopeConfig, StateRow, StepState, rope_table},
+};
+
+#[cfg(not(target_arch = "wasm32"))]
+use crate::common::{self, shared};
 
 use crate::common::{Expected, visible_keys};
 use crate::harness::{Case, FLUSH, Job, Operand, ROUND, sum_rounding};
@@ -543,4 +551,91 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
         let sinks = has_sinks.then(|| tensor(6));
         kernels::attention_next(rec, bound.state(0), &config, &heads, sinks, tensor(3), &cached, tensor(7))
     })
+}
+
+/// Tokens of one sequence in a pass, beside one of another, leave the bits in the cache and in the result that they leave one pass
+/// after the other.
+#[cfg(not(target_arch = "wasm32"))]
+#[test]
+fn tokens_of_one_sequence_have_the_same_bits_side_by_side() {
+    let norms = [None, Some(QkNorm::Heads), Some(QkNorm::Whole), Some(QkNorm::HeadsAndValues)];
+    let kinds = [KvType::F32, KvType::F16, KvType::Q8_0];
+    // H, Hkv, D, pages of a sequence: of few keys, and of so many that they are cut into parts.
+    let sizes = [([4, 2, 32], 2), ([6, 1, 64], 20), ([4, 4, 288], 2)];
+    for device in shared::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
+        for (i, (kind, (sizes, n_pages))) in kinds.into_iter().flat_map(|kind| sizes.map(|of| (kind, of))).enumerate() {
+            let norm = norms[i % norms.len()];
+            let run = |side_by_side| in_pages(&device, kind, norm, (sizes, n_pages), side_by_side);
+            let [(y, k, v), (own_y, own_k, own_v)] = [true, false].map(run);
+            let case = format!("{:?} {kind:?} {norm:?} {sizes:?}", device.tier());
+            assert!(y.iter().all(|&bits| f32::from_bits(bits).is_finite()), "{case}");
+            assert_eq!(y.iter().zip(&own_y).position(|(a, b)| a != b), None, "{case}");
+            assert!(k == own_k && v == own_v, "{case}");
+        }
+    }
+}
+
+/// Five tokens from the end of a page on and one of another sequence before them: results, keys and values.
+#[cfg(not(target_arch = "wasm32"))]
+fn in_pages(
+    device: &Device,
+    kind: KvType,
+    norm: Option<QkNorm>,
+    ([n_heads, n_kv_heads, head_dim], n_pages): ([u32; 3], u32),
+    side_by_side: bool,
+) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
+    let mut source = Source::new(Inputs::Student, 9, false);
+    let slots = (2 * n_pages + 1) * PAGE;
+    let mut upload = |label: &str, shape: &[u32]| {
+        let floats = source.normal(shape.iter().product());
+        device.upload(label, shape, &floats).expect("it fits")
+    };
+    let rope = RopeConfig::new(16, 10_000.0, RopeStyle::Halves);
+    let table = device.upload("table", &[2048, 8, 2], &rope_table(&rope, 2048)).expect("it fits");
+    let weight = upload("weight", &[(n_heads + n_kv_heads) * head_dim]);
+    let weight = if norm == Some(QkNorm::Whole) { weight } else { upload("weight", &[2 * head_dim]) };
+    let heads = Heads {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        first_column: 0,
+        rope: Some((&rope, &table)),
+        norm: norm.map(|norm| (norm, &weight, 1e-5)),
+    };
+    let config =
+        AttentionConfig { n_heads, n_kv_heads, head_dim, window: None, scale: 0.2, soft_cap: None, causal: true };
+    let mut cache = || {
+        let floats = source.normal(n_kv_heads * slots * head_dim);
+        let words = rows::pack(kind, &floats, head_dim);
+        device.upload("cache", &[n_kv_heads, slots, rows::words(kind, head_dim)], &words).expect("it fits")
+    };
+    let (k, v) = (cache(), cache());
+    let cached = CachedKeys { k: k.clone(), v: v.clone(), kind, capacity: n_pages * PAGE };
+    let qkv = source.normal(6 * heads_dim(&heads));
+    // The first sequence has the odd pages, the other one the even ones, the last ones first.
+    let pages = |odd: u32| (0..n_pages).rev().map(|page| 2 * page + 1 + odd).collect::<Vec<u32>>();
+    let first = n_pages * PAGE - PAGE - 2;
+    let row = |pos, odd| StateRow { pos, n_tokens: 1, pages: pages(odd), ..StateRow::default() };
+    let all: Vec<StateRow> = [row(40, 1)].into_iter().chain((first..first + 5).map(|pos| row(pos, 0))).collect();
+    let mut y = Vec::new();
+    for (i, rows) in all.chunks(if side_by_side { all.len() } else { 1 }).enumerate() {
+        let n = rows.len() as u32;
+        let state = StepState::declare_shared(Some(n), n_pages).expect("it is valid");
+        let state = if side_by_side { state.with_runs() } else { state };
+        state.set_rows(device, rows).expect("it is written");
+        let own = &qkv[i * heads_dim(&heads) as usize..][..(n * heads_dim(&heads)) as usize];
+        let qkv = device.upload("qkv", &[n, heads_dim(&heads)], own).expect("it fits");
+        let of_rows = Tensor::declare("y", Role::Activations, &[n, n_heads * head_dim], DType::F32).expect("valid");
+        let mut rec = device.recorder();
+        kernels::attention_next(&mut rec, &state, &config, &heads, None, &qkv, &cached, &of_rows).expect("it fits");
+        device.run(&rec.finish(&mut Workspace::default())).expect("it runs");
+        y.extend(common::block_on(device.read::<u32>(&of_rows)).expect("it is read"));
+    }
+    let read = |tensor| common::block_on(device.read::<u32>(tensor)).expect("it is read");
+    (y, read(&k), read(&v))
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+fn heads_dim(heads: &Heads<'_>) -> u32 {
+    (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim
 }

@@ -1,6 +1,7 @@
 //! The head of Qwen3.5 that guesses the token after the next one: loaded from both formats, compared with its definition
 //! in f64, and put to use.
 
+use tilewright::engine::{Engine, EngineOptions, Request, Stream};
 use tilewright::generate::Speculation;
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
@@ -377,6 +378,71 @@ fn wrong_guesses_change_no_text() {
                     let options = GenerateOptions { prompt_lookup: 2, ..guessing(n, 30) };
                     assert_eq!(ids_of(&mut model.session().unwrap(), prompt, &options).0, want, "model {i}");
                 }
+            }
+        }
+    }
+}
+
+/// The head guesses for several texts of an engine at once, beside texts that are drawn: they are what they are without it, also
+/// where a state has seen wrong guesses and where a text has had to wait for pages.
+#[test]
+fn the_head_guesses_for_the_texts_of_an_engine() {
+    let random = with_head();
+    let models = [copier(By::Embedding, None), copier(By::Hidden, Some(4)), random];
+    for (i, checkpoint) in models.into_iter().enumerate() {
+        let Some(checkpoint) = checkpoint else { return };
+        let folder = checkpoint.write();
+        for device in executors() {
+            // A software GPU takes a hundred times as long.
+            if device.is_gpu() && i == 2 && !common::is_full() {
+                continue;
+            }
+            let model = load(&device, &folder);
+            let prompts: [Vec<u32>; 4] = [
+                vec![9, 50, 3],
+                (0..90).map(|t| t * 5 % 64).collect(),
+                vec![11],
+                (0..64).map(|t| t * 3 % 64).collect(),
+            ];
+            let requests: Vec<Request> = prompts
+                .iter()
+                .enumerate()
+                .map(|(at, ids)| {
+                    let greedy = GenerateOptions { ignore_eos: true, logprobs: Some(2), ..GenerateOptions::greedy(40) };
+                    let drawn = GenerateOptions { temperature: 1.0, ..greedy.clone() };
+                    Request::new(ids.clone(), if at == 3 { drawn } else { greedy })
+                })
+                .collect();
+            let texts = |further_tokens: u32| {
+                let options = EngineOptions { max_sequences: 4, further_tokens, ..EngineOptions::default() };
+                let (engine, mut driver) = Engine::new(&model, &options).unwrap_or_else(|e| panic!("{e}"));
+                let streams: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+                while block_on(driver.step()).unwrap_or_else(|e| panic!("{e}")) {}
+                let pieces = |mut stream: Stream| {
+                    let mut pieces = Vec::new();
+                    while let Some(piece) = block_on(stream.next()) {
+                        pieces.push(piece.unwrap_or_else(|e| panic!("{e}")));
+                    }
+                    pieces
+                };
+                (streams.into_iter().map(pieces).collect::<Vec<_>>(), engine.stats())
+            };
+            let (want, without) = texts(0);
+            assert_eq!(without.drafted_tokens, 0);
+            for n in [1, 2, 6] {
+                let (found, stats) = texts(n);
+                let case = format!("{}: model {i}, {n} at a time: {stats:?}", device.info().name);
+                println!("{case}");
+                for (at, (found, want)) in found.iter().zip(&want).enumerate() {
+                    assert_eq!(found, want, "text {at} on {case}");
+                }
+                assert!(stats.drafted_tokens > 0, "{case}");
+                match i {
+                    0 => assert_eq!(stats.accepted_tokens, stats.drafted_tokens, "{case}"),
+                    1 => assert!(0 < stats.accepted_tokens && stats.accepted_tokens < stats.drafted_tokens, "{case}"),
+                    _ => {}
+                }
+                assert!(i > 0 || 4 * stats.n_decode_passes < 3 * without.n_decode_passes, "{case}");
             }
         }
     }

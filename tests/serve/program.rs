@@ -13,6 +13,8 @@ use super::common;
 
 pub struct Program {
     pub address: SocketAddr,
+    /// What it told before it served.
+    before: String,
     child: Child,
     stderr: BufReader<std::process::ChildStderr>,
 }
@@ -22,14 +24,15 @@ impl Program {
     pub fn start(mut command: Command) -> Program {
         let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
+        let (mut before, mut line) = (String::new(), String::new());
         while stderr.read_line(&mut line).unwrap() > 0 && !line.starts_with("serving ") {
             eprint!("{line}");
+            before += &line;
             line.clear();
         }
         let address = line.trim().rsplit_once("http://").filter(|_| line.starts_with("serving "));
         let address = address.unwrap_or_else(|| panic!("{line}")).1.parse().unwrap();
-        Program { address, child, stderr }
+        Program { address, before, child, stderr }
     }
 
     /// Ends it as a system does, and gives what it told. Windows has no signal for a single process.
@@ -162,6 +165,55 @@ fn requests_name_adapters() {
     let output = command(&["--port", "0", nomic.to_str().unwrap(), "--lora-adapter", &adapters[0]]).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && error.contains("`nomic:one`"), "{error}");
+}
+
+/// Texts of several requests at once are the same where tokens are guessed, by look-up and by a draft model, and where a part of the
+/// model stays in the file.
+#[test]
+fn guesses_and_offload_change_no_answer() {
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("served-stories.gguf");
+    std::fs::write(&path, ModelFile::BUILTIN).unwrap();
+    let path = path.to_str().unwrap();
+    let prompts = ["Once upon a time there was a dragon.", "One day", "The cat and the dog", "She said"];
+    let run = |args: &[&str], more: Json| {
+        let usual = ["--port", "0", "--exact", "--parallel", "4", "--ctx", "256"];
+        let program = Program::start(command(&[&usual, args, &[path]].concat()));
+        let address = program.address;
+        let said = |prompt: &str| {
+            let mut asked =
+                json!({"model": "served-stories", "prompt": prompt.repeat(3), "max_tokens": 48, "temperature": 0});
+            asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            done(address, "/v1/completions", asked).json()["choices"][0]["text"].as_str().unwrap().to_owned()
+        };
+        let texts: Vec<String> = std::thread::scope(|scope| {
+            let threads: Vec<_> = prompts.iter().map(|prompt| scope.spawn(|| said(prompt))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let measures = get(address, "/metrics").text();
+        let count = |name: &str| {
+            let line = measures.lines().find(|line| line.starts_with(&format!("tilewright_engine_{name}_total")));
+            line.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).unwrap_or_else(|| panic!("{measures}"))
+        };
+        let counts = ["drafted_tokens", "accepted_tokens", "decode_passes"].map(count);
+        (texts, counts, program.before.clone())
+    };
+    let (want, [drafted, _, n_passes], _) = run(&[], json!({}));
+    assert_eq!(drafted, 0);
+    let (texts, [drafted, accepted, with_draft], _) = run(&["--draft", path, "--draft-tokens", "3"], json!({}));
+    assert_eq!(texts, want);
+    assert!(2 * accepted > drafted && with_draft < n_passes, "{accepted} of {drafted}, {with_draft} of {n_passes}");
+    for (args, more) in [(vec!["--prompt-lookup", "5"], json!({})), (vec![], json!({"prompt_lookup": 5}))] {
+        let (texts, [drafted, ..], _) = run(&args, more);
+        assert_eq!(texts, want);
+        assert!(drafted > 0);
+    }
+    // Less than the model and one text take.
+    let options = LoadOptions { context_length: Some(256), exact: true, ..LoadOptions::default() };
+    let plan = Model::plan_file(&Device::cpu().target(), &ModelFile::builtin().unwrap(), &options).unwrap();
+    let limit = (plan.total_bytes() - plan.weights_bytes / 3).to_string();
+    let (texts, _, told) = run(&["--memory-limit", &limit], json!({}));
+    assert_eq!(texts, want);
+    assert!(told.contains("from the file"), "{told}");
 }
 
 #[test]

@@ -108,6 +108,23 @@ test("texts go on beyond the context, each as it would alone", limited, async ()
   model.free();
 });
 
+test("guessed tokens change no text", limited, async () => {
+  const model = await Model.builtin({ device: "cpu" });
+  const engine = await model.engine({ maxSequences: 8 });
+  const options = { temperature: 0, ignoreEos: true, maxTokens: 60 };
+  const prompts = ["Once upon a time ".repeat(3), "There was a dragon. ".repeat(3)];
+  const want = await Promise.all(prompts.map((prompt) => tokensOf(engine.generate(prompt, options))));
+  const before = await engine.stats();
+  const texts = prompts.map((prompt) => engine.generate(prompt, { ...options, promptLookup: 4 }));
+  assert.deepEqual(await Promise.all(texts.map(tokensOf)), want);
+  const after = await engine.stats();
+  const results = await Promise.all(texts.map((text) => text.result));
+  const sum = (name) => results.reduce((sum, result) => sum + result[name], 0);
+  assert.deepEqual([after.draftedTokens, after.acceptedTokens], [sum("draftedTokens"), sum("acceptedTokens")]);
+  assert.ok(sum("draftedTokens") > 0 && before.draftedTokens === 0);
+  model.free();
+});
+
 test("what an engine cannot do is refused, and what is freed is over", limited, async () => {
   const model = await Model.builtin({ device: "cpu" });
   for (const options of [{ maxSequences: 0 }, { maxSequences: 65 }, { maxSequences: 1.5 }, { maxSequences: -1 }, { cacheTokens: 0 }, { prefixCache: "yes" }]) {
@@ -115,7 +132,7 @@ test("what an engine cannot do is refused, and what is freed is over", limited, 
   }
   await assert.rejects(model.engine({ maxSequence: 2 }), /^TypeError: Model\.engine: there is no option `maxSequence`; did you mean `maxSequences`/);
   const engine = await model.engine({ maxSequences: 1, maxQueued: 1 });
-  assert.throws(() => engine.generate("a", { promptLookup: 2 }), /^TypeError: Engine\.generate: there is no option `promptLookup`/);
+  assert.throws(() => engine.generate("a", { tokensPerSubmit: 2 }), /^TypeError: Engine\.generate: there is no option `tokensPerSubmit`/);
   for (const [options, code] of [[{ temperature: -1 }, "option"], [{ topP: "high" }, "option"], [{ logitBias: { 1e6: 1 } }, "option"], [{ responseFormat: { type: "regex", pattern: "(" } }, "constraint"]]) {
     assert.deepEqual(await refusal(engine.generate("a", options).result), [true, code], JSON.stringify(options));
   }

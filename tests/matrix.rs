@@ -1,0 +1,210 @@
+//! Every model of the test data, alone and beside others, in every way that an engine computes: the same texts.
+
+use std::path::{Path, PathBuf};
+
+use tilewright::engine::{Engine, EngineOptions, Request};
+use tilewright::generate::{ContextPolicy, Piece};
+use tilewright::kernels::KvType;
+use tilewright::{Device, GenerateOptions, LoadOptions, Model};
+
+use crate::common::{self, block_on};
+
+/// Positions of each text where nothing else is said.
+const CONTEXT: u32 = 192;
+const N_TOKENS: usize = 24;
+
+/// Folders of models that continue texts.
+fn decoders() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny-random");
+    let folders = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
+    let mut folders: Vec<PathBuf> = folders
+        .filter(|folder| {
+            let config: serde_json::Value =
+                serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).unwrap()).unwrap();
+            !["bert", "roberta", "modernbert"].contains(&config["model_type"].as_str().unwrap())
+        })
+        .collect();
+    folders.sort();
+    folders
+}
+
+fn name_of(path: &Path) -> &str {
+    path.file_name().unwrap().to_str().unwrap()
+}
+
+fn load(device: &Device, path: &Path, options: LoadOptions<'_>) -> Model {
+    let context_length = options.context_length.or(Some(CONTEXT));
+    Model::load(device, path, LoadOptions { context_length, exact: true, kv_type: KvType::F32, ..options })
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Four prompts; that of the first text repeats itself, and two begin alike.
+fn prompts(model: &Model) -> [Vec<u32>; 4] {
+    let vocab_size = model.config().vocab_size;
+    let ids = |n: u32, seed: u32| (0..n).map(move |i| (i * i * seed + 7 * i + 3 * seed) % vocab_size);
+    [
+        ids(9, 2).collect::<Vec<_>>().repeat(3),
+        ids(70, 5).collect(),
+        ids(70, 5).chain(ids(5, 3)).collect(),
+        ids(2, 7).collect(),
+    ]
+}
+
+/// What each of these requests says, with its logits: one after the other, or at once.
+fn texts(model: &Model, options: &EngineOptions, requests: &[Request], at_once: bool) -> (Vec<Vec<Piece>>, u64) {
+    let (engine, mut driver) = Engine::new(model, options).unwrap_or_else(|error| panic!("{error}"));
+    let mut texts = Vec::new();
+    for some in requests.chunks(if at_once { requests.len() } else { 1 }) {
+        let streams: Vec<_> = some.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+        while block_on(driver.step()).unwrap_or_else(|error| panic!("{error}")) {}
+        for mut stream in streams {
+            let mut pieces = Vec::new();
+            while let Some(piece) = block_on(stream.next()) {
+                pieces.push(piece.unwrap_or_else(|error| panic!("{error}")));
+            }
+            texts.push(pieces);
+        }
+    }
+    (texts, engine.stats().drafted_tokens)
+}
+
+fn greedy() -> GenerateOptions {
+    GenerateOptions { ignore_eos: true, logprobs: Some(2), ..GenerateOptions::greedy(N_TOKENS) }
+}
+
+/// The greedy tokens of a session.
+fn of_session(model: &Model, ids: &[u32], options: &GenerateOptions) -> Vec<u32> {
+    let mut session = model.session().unwrap();
+    let options = GenerateOptions { logprobs: None, ..options.clone() };
+    common::collect(&mut session.generate_ids(ids, &options).unwrap()).0
+}
+
+fn ids_of(text: &[Piece]) -> Vec<u32> {
+    text.iter().map(|piece| piece.id).collect()
+}
+
+/// How often each way was computed.
+#[derive(Debug, Default, PartialEq)]
+struct Computed {
+    plain: usize,
+    look_up: usize,
+    draft: usize,
+    lora: usize,
+    offload: usize,
+    slide: usize,
+}
+
+#[test]
+fn every_model_has_the_same_texts_alone_and_beside_others_in_every_way() {
+    let paths = decoders();
+    let (n_models, mut n) = (paths.len(), Computed::default());
+    for path in &paths {
+        one_model(&common::cpu(), path, &mut n);
+    }
+    println!("{n_models} models: {n:?}");
+    assert!(n_models >= 30, "{n_models} models");
+    assert_eq!((n.plain, n.look_up, n.slide), (n_models, n_models, n_models));
+    assert!(n.draft > 20 && n.lora >= 5 && n.offload >= 20, "{n:?}");
+}
+
+/// A share of it on an adapter.
+#[test]
+fn a_model_has_the_same_texts_alone_and_beside_others_on_an_adapter() {
+    for device in common::shared::executors().into_iter().filter(Device::is_gpu) {
+        for path in common::drawn(1, decoders()) {
+            one_model(&device, &path, &mut Computed::default());
+        }
+    }
+}
+
+fn one_model(device: &Device, path: &Path, n: &mut Computed) {
+    let (model, name) = (load(device, path, LoadOptions::default()), name_of(path));
+    let requests: Vec<Request> = prompts(&model).map(|ids| Request::new(ids, greedy())).into();
+    let engine = EngineOptions { max_sequences: 4, ..EngineOptions::default() };
+    let same = |way: &str, found: &[Vec<Piece>], want: &[Vec<Piece>]| {
+        for (i, (found, want)) in found.iter().zip(want).enumerate() {
+            assert_eq!(found, want, "{name}, {way}, on {}: text {i}", device.info().name);
+        }
+    };
+    let both = |way: &str, model: &Model, options: &EngineOptions, requests: &[Request]| {
+        let ((alone, n_alone), (together, n_together)) =
+            (texts(model, options, requests, false), texts(model, options, requests, true));
+        same(&format!("{way}, at once"), &together, &alone);
+        (alone, n_alone + n_together)
+    };
+
+    let (want, n_drafted) = both("plain", &model, &engine, &requests);
+    assert_eq!(n_drafted, 0, "{name}");
+    for (text, request) in want.iter().zip(&requests) {
+        assert_eq!(ids_of(text), of_session(&model, &request.ids, &greedy()), "{name}: a session");
+    }
+    n.plain += 1;
+
+    let (found, n_drafted) = both("look-up", &model, &EngineOptions { prompt_lookup: 5, ..engine.clone() }, &requests);
+    same("look-up", &found, &want);
+    assert!(n_drafted > 0, "{name}: nothing was guessed");
+    n.look_up += 1;
+
+    if let Ok(drafted) = model.with_draft(&model) {
+        let (found, n_drafted) =
+            both("draft", &drafted, &EngineOptions { draft_tokens: 3, ..engine.clone() }, &requests);
+        same("draft", &found, &want);
+        assert!(n_drafted > 0, "{name}: nothing was guessed");
+        n.draft += 1;
+    }
+
+    let adapter = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny-random-lora").join(name);
+    if adapter.exists() {
+        let adapter = model.load_adapter(&adapter, 1.0).unwrap();
+        let adapted = model.with_adapters([("own".to_owned(), adapter.clone())]).unwrap();
+        let requests: Vec<Request> = (0..)
+            .zip(&requests)
+            .map(|(i, own)| Request { adapter: (i % 2 == 0).then(|| "own".into()), ..own.clone() })
+            .collect();
+        let options = EngineOptions { prompt_lookup: 3, ..engine.clone() };
+        let (found, _) = both("adapters", &adapted, &options, &requests);
+        let model = model.with_adapter(Some(&adapter)).unwrap();
+        for (i, (text, request)) in found.iter().zip(&requests).enumerate() {
+            match request.adapter {
+                Some(_) => assert_eq!(ids_of(text), of_session(&model, &request.ids, &greedy()), "{name}: adapters"),
+                None => assert_eq!(text, &want[i], "{name}: beside adapters"),
+            }
+        }
+        n.lora += 1;
+    }
+
+    let needed_bytes = Engine::new(&model, &engine).unwrap().0.plan().total_bytes();
+    if let Some(model) = offloaded(device, path, &engine, needed_bytes) {
+        let (found, _) = both("offload", &model, &engine, &requests);
+        same("offload", &found, &want);
+        n.offload += 1;
+    }
+
+    let short = load(device, path, LoadOptions { context_length: Some(48), ..LoadOptions::default() });
+    let slides = GenerateOptions { context_policy: ContextPolicy::Slide, ..greedy() };
+    let requests: Vec<Request> =
+        requests.iter().map(|request| Request { options: slides.clone(), ..request.clone() }).collect();
+    let (found, _) = both("slide", &short, &EngineOptions { prompt_lookup: 2, ..engine }, &requests);
+    for (text, request) in found.iter().zip(&requests) {
+        assert_eq!(ids_of(text), of_session(&short, &request.ids, &slides), "{name}: a session that slides");
+    }
+    n.slide += 1;
+}
+
+/// The same model with a part of it in the file, if that saves memory.
+fn offloaded(device: &Device, path: &Path, engine: &EngineOptions, needed_bytes: u64) -> Option<Model> {
+    (1..20).rev().find_map(|part| {
+        let options = LoadOptions {
+            context_length: Some(CONTEXT),
+            max_pass: Some(8),
+            exact: true,
+            kv_type: KvType::F32,
+            memory_limit: Some(needed_bytes * part / 20),
+            stream_layers: true,
+            ..LoadOptions::default()
+        };
+        let model = Model::load(device, path, options).ok().filter(|model| model.streaming().is_some())?;
+        // What several texts share has to fit as well.
+        Engine::new(&model, engine).is_ok().then_some(model)
+    })
+}
