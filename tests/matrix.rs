@@ -10,7 +10,7 @@ use tilewright::{Device, GenerateOptions, LoadOptions, Model};
 use crate::common::{self, block_on};
 
 /// Positions of each text where nothing else is said.
-const CONTEXT: u32 = 192;
+const CONTEXT: u32 = 128;
 const N_TOKENS: usize = 24;
 
 /// Folders of models that continue texts.

@@ -563,7 +563,8 @@ fn tokens_of_one_sequence_have_the_same_bits_side_by_side() {
     // H, Hkv, D, pages of a sequence: of few keys, and of so many that they are cut into parts.
     let sizes = [([4, 2, 32], 2), ([6, 1, 64], 20), ([4, 4, 288], 2)];
     for device in shared::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
-        for (i, (kind, (sizes, n_pages))) in kinds.into_iter().flat_map(|kind| sizes.map(|of| (kind, of))).enumerate() {
+        let all = kinds.into_iter().flat_map(|kind| sizes.map(|of| (kind, of))).enumerate();
+        for (i, (kind, (sizes, n_pages))) in common::drawn_on(&device, 2, all) {
             let norm = norms[i % norms.len()];
             let run = |side_by_side| in_pages(&device, kind, norm, (sizes, n_pages), side_by_side);
             let [(y, k, v), (own_y, own_k, own_v)] = [true, false].map(run);

@@ -210,7 +210,7 @@ fn guesses_and_offload_change_no_answer() {
     // Less than the model and one text take.
     let options = LoadOptions { context_length: Some(256), exact: true, ..LoadOptions::default() };
     let plan = Model::plan_file(&Device::cpu().target(), &ModelFile::builtin().unwrap(), &options).unwrap();
-    let limit = (plan.total_bytes() - plan.weights_bytes / 3).to_string();
+    let limit = (plan.total_bytes() * 885 / 1000).to_string();
     let (texts, _, told) = run(&["--memory-limit", &limit], json!({}));
     assert_eq!(texts, want);
     assert!(told.contains("from the file"), "{told}");
