@@ -47,6 +47,7 @@ const TESTS: &[(&str, Test)] = &[
     ("stop bytes", Here(stop_bytes)),
     ("salt bytes", Here(salt_bytes)),
     ("biases", Here(biases)),
+    ("guessed tokens", Here(guessed_tokens)),
     ("likeliest tokens", Here(likeliest_tokens)),
     ("tools", Here(tools)),
     ("echoed bytes", Here(echoed_bytes)),
@@ -243,6 +244,12 @@ fn biases() {
     let told = post(shared(), "/v1/chat/completions", &most).json();
     assert!(told["error"]["message"].as_str().is_none_or(|message| message.contains("token ids below")), "{told}");
     refused("/v1/chat/completions", more, "invalid_value", json!("logit_bias"), "at most 1024");
+}
+
+fn guessed_tokens() {
+    let mut body = chat("prompt_lookup", json!(8));
+    body["temperature"] = 0.into();
+    refused("/v1/chat/completions", body, "invalid_value", json!("prompt_lookup"), "0 to 7");
 }
 
 fn likeliest_tokens() {
