@@ -517,9 +517,7 @@ fn into_message<W>(answer: Answer<W>, n_before: usize) -> Message {
         message.fields.insert("reasoning_content".into(), answer.thought.into());
     }
     if !answer.calls.is_empty() {
-        // Mistral's templates want names of nine letters and digits.
-        let json =
-            |(at, call): (usize, &ToolCall)| call.to_json(&format!("call{:05}", (n_before * 100 + at) % 100_000));
+        let json = |(at, call): (usize, &ToolCall)| call.to_json(n_before * 100 + at);
         let calls: Vec<Json> = answer.calls.iter().enumerate().map(json).collect();
         message.fields.insert("tool_calls".into(), calls.into());
     }

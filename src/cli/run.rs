@@ -538,7 +538,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
             "counters": counters,
         });
         if let (Some((thinking, answer, calls)), Some(fields)) = (read, all.as_object_mut()) {
-            let call = |(at, call): (usize, &ToolCall)| call.to_json(&format!("call{at:05}"));
+            let call = |(at, call): (usize, &ToolCall)| call.to_json(at);
             let calls: Vec<_> = calls.iter().enumerate().map(call).collect();
             fields.extend(
                 [("thinking", json!(thinking)), ("answer", json!(answer)), ("tool_calls", json!(calls))]

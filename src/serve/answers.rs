@@ -14,7 +14,7 @@ use super::errors::ApiError;
 use super::metrics::Metrics;
 use super::models::{Decoder, Lease};
 use super::telemetry::{Operation, Stages};
-use crate::answer::{AnswerReader, Event, Format, ToolCall};
+use crate::answer::{AnswerReader, Event, Format, ToolCall, call_id};
 use crate::engine::{Request, Stream, Usage};
 use crate::error::Error;
 use crate::generate::{GenerateOptions, Piece, StopReason};
@@ -451,10 +451,8 @@ impl CallIds {
         let mut id = call.id.clone();
         loop {
             let id = id.take().unwrap_or_else(|| {
-                // Mistral's templates want names of nine letters and digits.
-                let id = format!("call{:05}", self.next % 100_000);
                 self.next += 1;
-                id
+                call_id(self.next - 1)
             });
             if self.taken.insert(id.clone()) {
                 return id;
