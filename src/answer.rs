@@ -50,16 +50,32 @@ pub struct ToolCall {
 }
 
 impl ToolCall {
-    /// The call in the shape that chat templates and OpenAI's interface have it in `tool_calls`, with `id` where the model
-    /// gave none.
-    pub fn to_json(&self, id: &str) -> Json {
-        let id = self.id.as_deref().unwrap_or(id);
+    /// The call in the shape that chat templates and OpenAI's interface have it in `tool_calls`. Where the model gave it no
+    /// id, it has one by its number in the conversation.
+    pub fn to_json(&self, number: usize) -> Json {
+        let id = self.id.clone().unwrap_or_else(|| call_id(number));
         serde_json::json!({
             "type": "function",
             "id": id,
             "function": {"name": self.name, "arguments": self.arguments},
         })
     }
+}
+
+/// An id for the call of that number: nine letters and digits, as Mistral's templates want them.
+pub(crate) fn call_id(number: usize) -> String {
+    format!("call{:05}", number % 100_000)
+}
+
+/// The text of a prompt's end, in which its template may have begun a thought or a header.
+///
+/// # Errors
+/// [`Error::Tokenizer`] for an id outside the vocabulary.
+#[cfg(any(feature = "chat", all(target_arch = "wasm32", feature = "web-text")))]
+pub(crate) fn prompt_end(tokenizer: &Tokenizer, ids: &[u32]) -> Result<String, Error> {
+    /// More than any template ends with of these.
+    const MOST_TOKENS: usize = 16;
+    tokenizer.decode(ids.get(ids.len().saturating_sub(MOST_TOKENS)..).unwrap_or_default(), false)
 }
 
 /// What is wrong with a part of an answer.
@@ -108,7 +124,7 @@ pub enum Event {
 /// assert_eq!(events[..2], [Event::Thinking("Sunny?".into()), Event::Text("Let me look.".into())]);
 /// assert!(matches!(&events[2], Event::Call(call) if call.name == "sun" && call.arguments["day"] == 2));
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct AnswerReader {
     format: Format,
     marks: &'static [(&'static str, Mark)],
@@ -135,7 +151,7 @@ pub struct AnswerReader {
 
 /// Marks that are tokens, and where they stand in the text. The text of pieces lags behind their ids: a stop text may begin
 /// in it, or a character be incomplete.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Tokens {
     /// A mark's place in the list of marks, by token id.
     marks: HashMap<u32, usize>,
@@ -150,7 +166,7 @@ struct Tokens {
     skip: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum State {
     Answer,
     Thinking,
@@ -164,7 +180,7 @@ enum State {
 }
 
 /// A call in progress.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Call {
     /// What stood in front: a mark, or a header with the tool's name.
     lead: String,
@@ -252,6 +268,14 @@ impl AnswerReader {
         self
     }
 
+    /// Tells of the answer's beginning, which is given and not generated: all marks in it count. Its events come with the
+    /// next ones.
+    pub fn begun_with(mut self, text: &str) -> Self {
+        self.by_token = false;
+        self.text(text);
+        self
+    }
+
     /// The format that is read.
     pub fn format(&self) -> Format {
         self.format
@@ -293,8 +317,7 @@ impl AnswerReader {
         Ok(std::mem::take(&mut self.events))
     }
 
-    /// Reads text that came without tokens, such as an answer's beginning that the model did not write: all marks in it
-    /// count.
+    /// Reads text that came without tokens: all marks in it count.
     pub fn push_text(&mut self, text: &str) -> Vec<Event> {
         self.by_token = false;
         self.text(text);

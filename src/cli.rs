@@ -26,9 +26,7 @@ mod tokenize;
 mod tune;
 
 use std::io::{self, Write};
-#[cfg(any(feature = "chat", feature = "grammar"))]
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -360,7 +358,7 @@ fn text_of(path: &Path, read: io::Result<String>) -> Result<String, Error> {
 }
 
 /// A list of JSON objects in a file.
-#[cfg(any(feature = "chat", feature = "grammar"))]
+#[cfg(feature = "chat")]
 fn read_list(path: &Path) -> Result<Vec<serde_json::Value>, Error> {
     let text = read_text(path)?;
     let objects = |list: &Vec<serde_json::Value>| list.iter().all(serde_json::Value::is_object);

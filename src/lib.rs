@@ -51,6 +51,8 @@ pub mod bench;
 mod cache;
 #[cfg(feature = "chat")]
 pub mod chat;
+#[cfg(all(feature = "answer", feature = "chat"))]
+mod chat_model;
 mod counted;
 mod counters;
 mod cpu;
@@ -95,6 +97,8 @@ mod xxh64;
 #[cfg(not(target_arch = "wasm32"))]
 #[doc(hidden)]
 pub use cache::write as replace_file;
+#[cfg(all(feature = "answer", feature = "chat"))]
+pub use chat_model::{ChatAnswer, ChatModel, ChatPieces, ChatPrompt, ChatRequest, ChatStream};
 pub use counters::Counters;
 pub use device::{Clock, Device, DeviceChoice, DeviceInfo, Pending};
 pub use dtype::{BLOCK, DType, WeightType};

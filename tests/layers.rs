@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Modules of `src/`, lowest first. `cli` and `main` are the program.
-const ORDER: [&str; 42] = [
+const ORDER: [&str; 43] = [
     // Of no module.
     "counted",
     "counters",
@@ -47,6 +47,7 @@ const ORDER: [&str; 42] = [
     // What users call.
     "generate",
     "engine",
+    "chat_model",
     "embed",
     "retrieval",
     "bench",

@@ -1,7 +1,7 @@
 //! The server, over real sockets, on the CPU: each endpoint next to what the library gives, each error, streams, limits and
 //! abuse.
 
-use crate::common;
+use crate::{common, scripted};
 
 #[path = "serve/abuse.rs"]
 mod abuse;
@@ -21,8 +21,6 @@ mod guard;
 mod limits;
 #[path = "serve/program.rs"]
 mod program;
-#[path = "common/scripted.rs"]
-mod scripted;
 #[path = "serve/server.rs"]
 pub mod server;
 #[path = "serve/streams.rs"]

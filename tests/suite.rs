@@ -4,10 +4,15 @@
 #[path = "common/allocator.rs"]
 mod allocator;
 mod common;
+#[cfg(all(feature = "chat", feature = "grammar"))]
+#[path = "common/scripted.rs"]
+mod scripted;
 
 mod answer;
 #[cfg(feature = "chat")]
 mod chat;
+#[cfg(all(feature = "chat", feature = "grammar"))]
+mod chat_model;
 mod cli;
 #[cfg(feature = "fault-injection")]
 mod crash;

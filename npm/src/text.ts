@@ -7,9 +7,6 @@ import type { Model, TokenGuide } from "./tilewright.js";
 import init, { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide } from "./tilewright_text.js";
 import type { GenerateResult, Piece, ToolCall } from "./types.js";
 
-/** Tokens of a prompt in which its template may begin a thought. */
-const PROMPT_END = 16;
-
 let started: Promise<void> | undefined;
 let isThere = false;
 let url: string | undefined;
@@ -75,13 +72,12 @@ export async function answerOf(
     const { messages, told } = prompt;
     const begun = told.continueFinalMessage === true ? messages.at(-1)?.content : undefined;
     const given = typeof begun === "string" ? begun : undefined;
-    const promptEnd = ids.slice(-PROMPT_END);
-    const reader = words.answerReader(model().templates(), tools, promptEnd, given, messages.length * 100);
+    const reader = words.answerReader(model().templates(), tools, ids, given, messages.length * 100);
     try {
       const guide = constraint !== undefined ? words.answerGuide(constraint, endIds, reader, mayThink)
         : tools === undefined || toolChoice === undefined ? undefined
-        : typeof toolChoice === "string" ? words.toolGuide(reader, toolChoice, undefined, parallel, mayThink, promptEnd, endIds)
-        : words.toolGuide(reader, "auto", toolChoice.name, parallel, mayThink, promptEnd, endIds);
+        : typeof toolChoice === "string" ? words.toolGuide(reader, toolChoice, undefined, parallel, mayThink, endIds)
+        : words.toolGuide(reader, "auto", toolChoice.name, parallel, mayThink, endIds);
       return new Answer(guide, reader);
     } catch (error) {
       if (!isTrap(error)) {

@@ -11,13 +11,10 @@ export class Vocabulary {
   guide(constraint: string, endIds: Uint32Array): Guide;
   /** The same for what follows a thought, if there is one. */
   answerGuide(constraint: string, endIds: Uint32Array, reader: AnswerReader, mayThink: boolean): Guide;
-  /** Of an answer with the reader's tools; nothing where nothing is to be kept to. */
-  toolGuide(
-    reader: AnswerReader, choice: string, tool: string | undefined, parallel: boolean, mayThink: boolean, promptEnd: Uint32Array,
-    endIds: Uint32Array,
-  ): Guide | undefined;
-  /** `tools` is JSON. */
-  answerReader(templates: string, tools: string | undefined, promptEnd: Uint32Array, begun: string | undefined, firstCall: number): AnswerReader;
+  /** Of an answer to the reader's prompt with its tools; nothing where nothing is to be kept to. */
+  toolGuide(reader: AnswerReader, choice: string, tool: string | undefined, parallel: boolean, mayThink: boolean, endIds: Uint32Array): Guide | undefined;
+  /** `tools` is JSON, `prompt` the tokens in front of the answer. */
+  answerReader(templates: string, tools: string | undefined, prompt: Uint32Array, begun: string | undefined, firstCall: number): AnswerReader;
   free(): void;
 }
 

@@ -25,7 +25,7 @@ pub enum Step {
 }
 
 /// Finds the end of a call.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Scan {
     /// Before its first character.
     Begin(Format),
@@ -38,7 +38,7 @@ pub enum Scan {
 }
 
 /// Brackets that are open, and the string that is.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Nested {
     kind: Kind,
     open: Vec<char>,
@@ -57,7 +57,7 @@ enum Kind {
 }
 
 /// Where it is among the tags, with what came of the tag in progress.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Xml {
     /// In the name of a function or parameter.
     Name(usize),

@@ -10,7 +10,7 @@ const MAX_BYTES: usize = 512;
 const CHANNELS: [&str; 3] = ["analysis", "commentary", "final"];
 
 /// A header so far, with the marks in it.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Header {
     pub text: String,
     /// How many bytes of it the prompt ended with. They are no part of the answer.

@@ -3,16 +3,15 @@
 use std::io::{self, BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use serde_json::Value as Json;
-use tilewright::answer::{AnswerReader, Format, ToolCall};
-use tilewright::chat::{ChatOptions, ChatTemplate, Message};
+use tilewright::answer::Format;
+use tilewright::chat::{ChatTemplate, Message};
 use tilewright::generate::{CancelHandle, StopReason};
 #[cfg(feature = "grammar")]
-use tilewright::grammar::{Constraint, ToolChoice, ToolRules};
-use tilewright::{Error, GenerateOptions, Model, Recovery, Session};
+use tilewright::grammar::ToolChoice;
+use tilewright::{ChatAnswer, ChatModel, ChatPrompt, ChatRequest, Error, Model, Recovery, Session};
 
 use super::answer::Answer;
 use super::guess::{self, Draft};
@@ -80,14 +79,14 @@ impl ChatArgs {
 }
 
 impl TemplateArgs {
-    fn options(&self) -> Result<ChatOptions, Error> {
-        let list = |path: &Option<PathBuf>| path.as_deref().map(read_list).transpose();
-        Ok(ChatOptions {
+    fn request(&self) -> Result<ChatRequest, Error> {
+        let list = |path: &Option<PathBuf>| path.as_deref().map_or(Ok(Vec::new()), read_list);
+        Ok(ChatRequest {
             tools: list(&self.tools)?,
             documents: list(&self.documents)?,
             variables: self.template_var.iter().cloned().collect(),
             template: self.template_name.clone(),
-            ..ChatOptions::default()
+            ..ChatRequest::new(Vec::new())
         })
     }
 }
@@ -115,22 +114,18 @@ two lines of \"\"\" are one message.";
 pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let options = args.sampling.options()?;
     options.check()?;
-    let told = args.told.options()?;
+    #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
+    let mut request = ChatRequest { options, prefill: args.prefill.clone(), ..args.told.request()? };
     let interrupt = Interrupt::install()?;
     let mut recovery = args.device.recovery(args.model.as_deref(), &args.sampling.guess);
     let session = recovery.load(&args.device.open()?)?.session()?;
-    let template = template(session.model(), args)?;
-    let format = format(session.model(), args)?;
-    let mut chat = Chat::new(session, recovery, template, format, told, options, interrupt)?;
+    let model = chat_model(session.model(), args)?;
     #[cfg(feature = "grammar")]
-    if let Some(tools) = &chat.told.tools {
-        // Another constraint, a beginning that is given and guesses leave no room for what is to be enforced.
-        let guesses = args.sampling.guess.is_asked_for();
-        let is_bound = chat.options.constraint.is_some() || args.prefill.is_some() || guesses;
-        chat.rules = args.calls.rules(tools, format, is_bound, chat.session.model().tokenizer()?)?;
+    if args.told.tools.is_some() {
+        args.calls.enforce(&mut request, &model, args.sampling.guess.is_asked_for())?;
     }
-    chat.draft = args.sampling.guess.draft.load_session(chat.session.model())?;
-    chat.prefill.clone_from(&args.prefill);
+    let draft = args.sampling.guess.draft.load_session(session.model())?;
+    let mut chat = Chat { session, draft, recovery, model, request, interrupt, system: None, messages: Vec::new() };
     if let Some(path) = args.session.as_deref().filter(|path| path.exists()) {
         chat.load(path)?;
     }
@@ -163,8 +158,8 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The template asked for, the file's own, or the one its vocabulary was made for.
-fn template(model: &Model, args: &ChatArgs) -> Result<ChatTemplate, Error> {
+/// With the template asked for, the file's own, or the one its vocabulary was made for.
+fn chat_model(model: &Model, args: &ChatArgs) -> Result<ChatModel, Error> {
     let found = match &args.template {
         Some(name) => ChatTemplate::known(name),
         None => ChatTemplate::for_model(model.chat_source(), model.tokenizer()?),
@@ -172,7 +167,7 @@ fn template(model: &Model, args: &ChatArgs) -> Result<ChatTemplate, Error> {
     for error in found.iter().flat_map(ChatTemplate::unreadable) {
         eprintln!("warning: {}: {error}; --template chooses one that is built in", model.name());
     }
-    found.ok_or_else(|| Error::Template {
+    let template = found.ok_or_else(|| Error::Template {
         field: "chat template".into(),
         expected: format!(
             "one in the model's file: this is a model that continues texts (`tilewright run`); to talk to it all the \
@@ -180,21 +175,12 @@ fn template(model: &Model, args: &ChatArgs) -> Result<ChatTemplate, Error> {
             ChatTemplate::KNOWN.join(", ")
         ),
         found: "missing".into(),
+    })?;
+    let chat = ChatModel::of(model, Some(template))?;
+    Ok(match args.tool_format.as_deref().and_then(Format::from_name) {
+        Some(format) => chat.with_format(format),
+        None => chat,
     })
-}
-
-/// How the model writes what it thinks and calls: as it is told, or as its templates have it, or else its vocabulary.
-fn format(model: &Model, args: &ChatArgs) -> Result<Format, Error> {
-    if let Some(format) = args.tool_format.as_deref().and_then(Format::from_name) {
-        return Ok(format);
-    }
-    let templates = match &args.template {
-        // Those that are built in know no tools.
-        Some(_) => String::new(),
-        None => model.chat_source().templates.iter().map(|(_, source)| source.as_str()).collect(),
-    };
-    let tokenizer = model.tokenizer()?;
-    Ok(Format::detect(&templates, |name| tokenizer.special_id(name).is_some()))
 }
 
 /// The next message or command; `None` at the end of the input.
@@ -267,49 +253,15 @@ struct Chat<'a> {
     session: Session,
     draft: Option<Draft>,
     recovery: Recovery<'a, Model>,
-    template: ChatTemplate,
-    format: Format,
-    told: ChatOptions,
-    options: GenerateOptions,
+    model: ChatModel,
+    /// What each answer has in common, without messages.
+    request: ChatRequest,
     interrupt: Interrupt,
-    /// What is enforced of calls.
-    #[cfg(feature = "grammar")]
-    rules: Option<ToolRules>,
-    /// How each answer begins.
-    prefill: Option<String>,
     system: Option<Message>,
     messages: Vec<Message>,
 }
 
-impl<'a> Chat<'a> {
-    fn new(
-        session: Session,
-        recovery: Recovery<'a, Model>,
-        template: ChatTemplate,
-        format: Format,
-        told: ChatOptions,
-        mut options: GenerateOptions,
-        interrupt: Interrupt,
-    ) -> Result<Self, Error> {
-        options.stop_ids = template.stop_ids(session.model().tokenizer()?);
-        options.stop.extend(template.stop_texts().iter().map(|text| text.to_string()));
-        Ok(Chat {
-            session,
-            draft: None,
-            recovery,
-            template,
-            format,
-            told,
-            options,
-            interrupt,
-            #[cfg(feature = "grammar")]
-            rules: None,
-            prefill: None,
-            system: None,
-            messages: Vec::new(),
-        })
-    }
-
+impl Chat<'_> {
     /// Does what a line says; false at the end of the conversation.
     fn obey(&mut self, line: &str) -> Result<bool, Failure> {
         let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
@@ -332,7 +284,7 @@ impl<'a> Chat<'a> {
                     return Ok(true);
                 }
                 // With the same seed it would be the same answer.
-                self.options.seed = self.options.seed.wrapping_add(1);
+                self.request.options.seed = self.request.options.seed.wrapping_add(1);
                 let result = self.answer();
                 if self.messages.len() < before {
                     self.messages.extend(answer);
@@ -376,7 +328,7 @@ impl<'a> Chat<'a> {
     }
 
     fn print_tools(&self) {
-        let tools = self.told.tools.as_deref().unwrap_or_default();
+        let tools = &self.request.tools;
         for tool in tools.iter().map(|tool| tool.get("function").unwrap_or(tool)) {
             let text = |key: &str| tool.get(key).and_then(Json::as_str).unwrap_or_default();
             eprintln!("{:<14} {}", text("name"), text("description").lines().next().unwrap_or_default());
@@ -414,45 +366,31 @@ impl<'a> Chat<'a> {
         self.system.iter().chain(&self.messages).cloned().collect()
     }
 
+    /// What is to be answered now.
+    fn request(&self) -> ChatRequest {
+        #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
+        let mut request = ChatRequest { messages: self.conversation(), ..self.request.clone() };
+        #[cfg(feature = "grammar")]
+        if request.messages.last().is_some_and(|message| message.role == "tool")
+            && request.tool_choice != ToolChoice::None
+        {
+            // What a tool gave may be told without another call.
+            request.tool_choice = ToolChoice::Auto;
+        }
+        request
+    }
+
     /// Answers the last message, printing as it goes. What the session has computed already is kept.
     fn answer(&mut self) -> Result<(), Failure> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).ok();
-        let now = now.and_then(|since| i64::try_from(since.as_secs()).ok());
-        let mut conversation = self.conversation();
-        conversation.extend(self.prefill.as_ref().map(|begin| Message::new("assistant", begin)));
-        let continue_final_message = self.prefill.is_some();
-        let chat_options = ChatOptions { now, continue_final_message, ..self.told.clone() };
-        let tokenizer = self.session.model().tokenizer()?;
-        let ids = self.template.encode(tokenizer, &conversation, &chat_options)?;
-        let mut reader = AnswerReader::for_tokenizer(self.format, tokenizer)
-            .with_tools(self.told.tools.as_deref().unwrap_or_default());
-        // A template may begin a thought.
-        let end = tokenizer.decode(ids.get(ids.len().saturating_sub(16)..).unwrap_or_default(), false)?;
-        if self.prefill.is_none() {
-            reader = reader.after_prompt(&end);
-        }
-        #[cfg(feature = "grammar")]
-        let bound = self.rules.as_ref().map(|rules| {
-            let mut rules = rules.clone();
-            // What a tool gave may be told without another call.
-            if conversation.last().is_some_and(|message| message.role == "tool") && rules.choice != ToolChoice::None {
-                rules.choice = ToolChoice::Auto;
-            }
-            let tools = self.told.tools.as_deref().unwrap_or_default();
-            let constraint = Some(Constraint::tools(tools, &rules, tokenizer, &end)?);
-            Ok::<_, Error>(GenerateOptions { constraint, ..self.options.clone() })
-        });
-        #[cfg(feature = "grammar")]
-        let bound = bound.transpose()?;
-        #[cfg(not(feature = "grammar"))]
-        let bound: Option<GenerateOptions> = None;
-        let mut generation = self.session.generate_from(&ids, bound.as_ref().unwrap_or(&self.options))?;
+        let ChatPrompt { ids, options, mut reader } = self.model.prepare(&self.request())?;
+        let mut generation = self.session.generate_from(&ids, &options)?;
         if let Some(draft) = &mut self.draft {
             draft.guess_for(&mut generation)?;
         }
         *self.interrupt.current() = Some(generation.cancel_handle());
         let mut answer = Answer::new(io::stdout().lock());
-        answer.take(reader.push_text(self.prefill.as_deref().unwrap_or_default()))?;
+        // The beginning that is given.
+        answer.take(reader.push_text(""))?;
         let mut ended =
             each_piece(&mut generation, &mut self.recovery, |piece| answer.take(reader.push(piece.id, &piece.text)?));
         if !matches!(ended, Err(Failure::StdoutClosed)) {
@@ -466,15 +404,16 @@ impl<'a> Chat<'a> {
             answer.end(ended.is_err())?;
         }
         ended?;
-        self.messages.push(into_message(answer, self.messages.len()));
+        let Answer { text, thought: thinking, calls, .. } = answer;
+        let answer = ChatAnswer { text, thinking, calls, stop_reason: reason.unwrap_or(StopReason::Cancelled) };
+        self.messages.push(answer.into_message(self.messages.len()));
         if io::stderr().is_terminal() {
             let note = match reason {
                 Some(StopReason::MaxTokens) => "; as long as --max-tokens allows",
                 Some(StopReason::ContextFull) => "; the context is full, /clear makes room",
                 _ => "",
             };
-            let Self { options, draft, .. } = self;
-            let is_asked_for = options.prompt_lookup > 0 || options.further_tokens > 0 || draft.is_some();
+            let is_asked_for = options.prompt_lookup > 0 || options.further_tokens > 0 || self.draft.is_some();
             let guessed = guess::told(is_asked_for, speculation).map_or(String::new(), |told| format!("; {told}"));
             eprintln!(
                 "[{} new tokens read, {} written at {:.1}/s{guessed}{note}]",
@@ -508,22 +447,6 @@ impl<'a> Chat<'a> {
         self.messages = messages;
         Ok(())
     }
-}
-
-/// The message that templates look for: the thought is in `reasoning_content`, where each keeps it or leaves it out.
-fn into_message<W>(answer: Answer<W>, n_before: usize) -> Message {
-    let mut message = Message::new("assistant", answer.text);
-    if !answer.thought.is_empty() {
-        message.fields.insert("reasoning_content".into(), answer.thought.into());
-    }
-    if !answer.calls.is_empty() {
-        // Mistral's templates want names of nine letters and digits.
-        let json =
-            |(at, call): (usize, &ToolCall)| call.to_json(&format!("call{:05}", (n_before * 100 + at) % 100_000));
-        let calls: Vec<Json> = answer.calls.iter().enumerate().map(json).collect();
-        message.fields.insert("tool_calls".into(), calls.into());
-    }
-    message
 }
 
 /// Whether a file has the conversation alone.

@@ -3,11 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde_json::Value as Json;
 use tilewright::Error;
+#[cfg(feature = "chat")]
 use tilewright::answer::Format;
-use tilewright::grammar::{Constraint, ToolChoice, ToolRules};
-use tilewright::tokenizer::Tokenizer;
+use tilewright::grammar::Constraint;
+#[cfg(feature = "chat")]
+use tilewright::grammar::ToolChoice;
+#[cfg(feature = "chat")]
+use tilewright::{ChatModel, ChatRequest};
 
 use super::read_text;
 
@@ -49,6 +52,7 @@ impl ConstraintArgs {
 }
 
 /// What is enforced of tool calls.
+#[cfg(feature = "chat")]
 #[derive(Args)]
 pub struct CallArgs {
     /// Whether the model calls a tool: as it decides, at least one, none, or this one. Calls are enforced: what it writes is a
@@ -58,22 +62,26 @@ pub struct CallArgs {
     /// Allow one call in an answer, and no further ones.
     #[arg(long, requires = "tools")]
     single_call: bool,
-    /// Leave no room for a thought in front of calls.
+    /// Leave no room for a thought in front of calls. The template is told of it as enable_thinking and thinking.
     #[arg(long, requires = "tools")]
     no_thinking: bool,
 }
 
+#[cfg(feature = "chat")]
 impl CallArgs {
-    /// What is enforced of these tools; nothing, unless it was asked for, where another constraint leaves no room for it or
-    /// the format is not known.
-    pub fn rules(
-        &self,
-        tools: &[Json],
-        format: Format,
-        is_bound: bool,
-        tokenizer: &Tokenizer,
-    ) -> Result<Option<ToolRules>, Error> {
-        if self.tool_choice.is_none() && (is_bound || format == Format::Plain) {
+    /// Says in a request what is enforced of its tools; nothing, unless it was asked for, where another constraint leaves no
+    /// room for it or the format is not known.
+    pub fn enforce(&self, request: &mut ChatRequest, chat: &ChatModel, guesses: bool) -> Result<(), Error> {
+        let is_bound = guesses || request.prefill.is_some() || request.options.constraint.is_some();
+        let choice = self.tool_choice.clone().unwrap_or_default();
+        if is_bound && self.tool_choice.is_some() {
+            return Err(Error::Option {
+                option: "tool_choice",
+                expected: "no other constraint, no beginning and no guesses".into(),
+                found: "both".into(),
+            });
+        }
+        if is_bound || (chat.format() == Format::Plain && choice == ToolChoice::Auto) {
             eprintln!(
                 "notice: tool calls are not enforced: {}",
                 match is_bound {
@@ -81,19 +89,13 @@ impl CallArgs {
                     false => "the model's format is not known; --tool-format names one",
                 }
             );
-            return Ok(None);
+            request.enforce_calls = false;
+            return Ok(());
         }
-        if is_bound {
-            return Err(Error::Option {
-                option: "tool_choice",
-                expected: "no other constraint, no beginning and no guesses".into(),
-                found: "both".into(),
-            });
-        }
-        let choice = self.tool_choice.clone().unwrap_or_default();
-        let rules = ToolRules { format, choice, parallel: !self.single_call, thinking: !self.no_thinking };
+        request.tool_choice = choice;
+        request.parallel_calls = !self.single_call;
+        request.thinking = self.no_thinking.then_some(false);
         // Tools that cannot be used are told before anything is asked.
-        Constraint::tools(tools, &rules, tokenizer, "")?;
-        Ok(Some(rules))
+        chat.continue_text("", request).map(drop)
     }
 }

@@ -8,15 +8,15 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-#[cfg(feature = "grammar")]
+#[cfg(all(feature = "chat", feature = "grammar"))]
 use tilewright::answer::Format;
 use tilewright::answer::{AnswerReader, ToolCall};
 use tilewright::generate::{ContextPolicy, DeviceLayers, Generation, KeptStats, Stats, StopReason, Streaming};
-#[cfg(feature = "grammar")]
-use tilewright::grammar::Constraint;
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::tokenizer::EncodeOptions;
+#[cfg(all(feature = "chat", feature = "grammar"))]
+use tilewright::{ChatModel, ChatRequest};
 use tilewright::{Counters, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
 use super::answer::Answer;
@@ -201,7 +201,7 @@ pub struct GenerateArgs {
     /// Time each kernel and print a table.
     #[arg(long)]
     profile: bool,
-    #[cfg(feature = "grammar")]
+    #[cfg(all(feature = "chat", feature = "grammar"))]
     #[command(flatten)]
     tools: ToolArgs,
     /// Print one JSON object at the end instead of text.
@@ -217,7 +217,7 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
 }
 
 /// Tools whose calls are enforced. The prompt is continued as it is: what the model knows of them, it says.
-#[cfg(feature = "grammar")]
+#[cfg(all(feature = "chat", feature = "grammar"))]
 #[derive(Args)]
 struct ToolArgs {
     /// JSON file with a list of tools: {"type": "function", "function": {...}}. The text is an answer that may call them,
@@ -231,7 +231,7 @@ struct ToolArgs {
     calls: super::constrain::CallArgs,
 }
 
-#[cfg(feature = "grammar")]
+#[cfg(all(feature = "chat", feature = "grammar"))]
 impl ToolArgs {
     /// What reads the answer, and what enforces its calls.
     fn reader(
@@ -243,17 +243,15 @@ impl ToolArgs {
     ) -> Result<Option<AnswerReader>, Error> {
         let Some(path) = &self.tools else { return Ok(None) };
         let tools = super::read_list(path)?;
-        let tokenizer = model.tokenizer()?;
-        let templates: String = model.chat_source().templates.iter().map(|(_, source)| source.as_str()).collect();
-        let format = match self.tool_format.as_deref().and_then(Format::from_name) {
-            Some(format) => format,
-            None => Format::detect(&templates, |name| tokenizer.special_id(name).is_some()),
-        };
-        let is_bound = options.constraint.is_some() || guesses;
-        if let Some(rules) = self.calls.rules(&tools, format, is_bound, tokenizer)? {
-            options.constraint = Some(Constraint::tools(&tools, &rules, tokenizer, prompt)?);
+        let mut request = ChatRequest { tools, options: options.clone(), ..ChatRequest::new(Vec::new()) };
+        let mut chat = ChatModel::of(model, None)?;
+        if let Some(format) = self.tool_format.as_deref().and_then(Format::from_name) {
+            chat = chat.with_format(format);
         }
-        Ok(Some(AnswerReader::for_tokenizer(format, tokenizer).with_tools(&tools).after_prompt(prompt)))
+        self.calls.enforce(&mut request, &chat, guesses)?;
+        let (bound, reader) = chat.continue_text(prompt, &request)?;
+        *options = bound;
+        Ok(Some(reader))
     }
 }
 
@@ -437,7 +435,7 @@ impl SamplingArgs {
 }
 
 pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
-    #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
+    #[cfg_attr(not(all(feature = "chat", feature = "grammar")), expect(unused_mut))]
     let mut options = GenerateOptions {
         tokens_per_submit: args.tokens_per_submit,
         logprobs: args.logprobs,
@@ -457,9 +455,9 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         return parallel::run(&model, &mut recovery, (n_at_once, draft.n()), (&prompt, encoding), &options, args.json);
     }
     let mut session = model.session()?;
-    #[cfg(feature = "grammar")]
+    #[cfg(all(feature = "chat", feature = "grammar"))]
     let mut reader = args.tools.reader(session.model(), &prompt, &mut options, args.sampling.guess.is_asked_for())?;
-    #[cfg(not(feature = "grammar"))]
+    #[cfg(not(all(feature = "chat", feature = "grammar")))]
     let mut reader: Option<AnswerReader> = None;
     let mut draft = args.sampling.guess.draft.load_session(session.model())?;
     let before = counters_of(session.model());
@@ -540,7 +538,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
             "counters": counters,
         });
         if let (Some((thinking, answer, calls)), Some(fields)) = (read, all.as_object_mut()) {
-            let call = |(at, call): (usize, &ToolCall)| call.to_json(&format!("call{at:05}"));
+            let call = |(at, call): (usize, &ToolCall)| call.to_json(at);
             let calls: Vec<_> = calls.iter().enumerate().map(call).collect();
             fields.extend(
                 [("thinking", json!(thinking)), ("answer", json!(answer)), ("tool_calls", json!(calls))]

@@ -193,7 +193,7 @@ impl GenerateOptions {
     }
 
     /// Whether these options say what the text has to match.
-    fn has_constraint(&self) -> bool {
+    pub(crate) fn has_constraint(&self) -> bool {
         #[cfg(feature = "grammar")]
         return self.constraint.is_some();
         #[cfg(not(feature = "grammar"))]

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::models::{Decoder, Loaded};
+use super::models::Loaded;
 use crate::answer::{Format, Mark};
 use crate::load::{ModelFile, ModelShape, WeightShare};
 use crate::model::ModelConfig;
@@ -72,11 +72,10 @@ impl About {
     pub fn add_loaded(&mut self, loaded: &Loaded) {
         self.capabilities = match loaded {
             Loaded::Decoder(decoder) => {
-                let Decoder { template, format, .. } = &**decoder;
                 let templates = &decoder.model().chat_source().templates;
                 self.template = templates.first().map(|(_, source)| source.clone()).unwrap_or_default();
-                let has_template = template.is_some();
-                capabilities(if has_template { "built in" } else { "" }, *format)
+                let has_template = decoder.chat.template().is_ok();
+                capabilities(if has_template { "built in" } else { "" }, decoder.chat.format())
             }
             Loaded::Embedder(_) => vec!["embedding"],
             Loaded::Reranker(_) => vec!["rerank"],

@@ -14,7 +14,7 @@ use super::errors::ApiError;
 use super::metrics::Metrics;
 use super::models::{Decoder, Lease};
 use super::telemetry::{Operation, Stages};
-use crate::answer::{AnswerReader, Event, Format, ToolCall};
+use crate::answer::{AnswerReader, Event, ToolCall, call_id};
 use crate::engine::{Request, Stream, Usage};
 use crate::error::Error;
 use crate::generate::{GenerateOptions, Piece, StopReason};
@@ -34,16 +34,8 @@ pub struct Choices {
 pub struct Ask {
     pub ids: Vec<u32>,
     pub choices: Arc<Choices>,
-    /// How answers are taken apart; they are plain text if `None`.
-    pub reading: Option<Reading>,
-}
-
-/// What has to be known of an answer to take it apart.
-pub struct Reading {
-    pub format: Format,
-    pub tools: Vec<Json>,
-    /// The end of the prompt's text, in which its template may have begun a thought.
-    pub prompt_end: String,
+    /// What takes answers apart, a clone each; they are plain text if `None`.
+    pub reader: Option<AnswerReader>,
 }
 
 /// A token, and how likely it was.
@@ -251,9 +243,7 @@ impl Answers {
                 Err(Error::Busy { .. }) if may_wait => return Ok(()),
                 stream => stream?,
             };
-            let reader = ask.reading.as_ref().map(|Reading { format, tools, prompt_end }| {
-                AnswerReader::for_tokenizer(*format, tokenizer).with_tools(tools).after_prompt(prompt_end)
-            });
+            let reader = ask.reader.clone();
             self.waiting.pop_front();
             let (held, stages) = (VecDeque::new(), self.operation.queued(index));
             self.running.push(Running { index, stream, reader, end_ids, held, has_calls: false, latest: None, stages });
@@ -451,10 +441,8 @@ impl CallIds {
         let mut id = call.id.clone();
         loop {
             let id = id.take().unwrap_or_else(|| {
-                // Mistral's templates want names of nine letters and digits.
-                let id = format!("call{:05}", self.next % 100_000);
                 self.next += 1;
-                id
+                call_id(self.next - 1)
             });
             if self.taken.insert(id.clone()) {
                 return id;
@@ -484,6 +472,7 @@ pub fn usage_told(Used { tokens: usage, reasoning_tokens }: Used) -> Json {
 mod tests {
     use super::*;
     use crate::Device;
+    use crate::answer::Format;
     use crate::engine::{Engine, EngineOptions};
     use crate::generate::Model;
     use crate::serve::models::{KeepOptions, Loaded, ModelSpec, Models};
@@ -503,8 +492,8 @@ mod tests {
         let options = GenerateOptions { stop: vec!["x".repeat(1024); 64], ..GenerateOptions::default() };
         let choices = Arc::new(Choices { options, seeds: (0..128).collect() });
         let tools = vec![json!({"type": "function", "function": {"name": "f", "description": "x".repeat(1 << 20)}})];
-        let reading = Some(Reading { format: Format::Hermes, tools, prompt_end: String::new() });
-        let ask = Ask { ids: vec![1; 100], choices: choices.clone(), reading };
+        let reader = Some(AnswerReader::new(Format::Hermes).with_tools(&tools));
+        let ask = Ask { ids: vec![1; 100], choices: choices.clone(), reader };
         let since = Since { at: Instant::now(), trace: Trace::default(), cache_salt: None };
         let metrics = Arc::new(Metrics::new(&Telemetry::default()));
         let deadline = Instant::now() + Duration::from_secs(60);

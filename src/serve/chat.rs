@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Answers, CallIds, Delta, Said, Token, usage_told};
+use super::answers::{Answers, CallIds, Choices, Delta, Said, Token, usage_told};
 use super::app::{App, Asked, Head};
 use super::conversation::{Conversation, constraint_of, effort_of, message_of, tools_of, with_notices};
 use super::errors::ApiError;
@@ -15,6 +15,8 @@ use super::fields::Fields;
 use super::limits::Limits;
 use super::sampling::{self, Sampling};
 use super::sse::{Gone, Parts, Style, streamed};
+use crate::chat_model::ChatRequest;
+use crate::generate::GenerateOptions;
 use crate::grammar::ToolChoice;
 
 const FIELDS: &[&str] = &[
@@ -37,8 +39,8 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     let model = fields.some_text("model")?.to_owned();
     let sampling = Sampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], None)?;
     let (conversation, notices) = conversation_of(fields, &sampling, &app.limits)?;
-    let n_messages = conversation.messages.len();
-    let has_logprobs = conversation.choices.options.logprobs.is_some();
+    let n_messages = conversation.request.messages.len();
+    let has_logprobs = conversation.request.options.logprobs.is_some();
     let answers = app.converse(&model, conversation, &asked.since).await?;
     let told = Told { head: Head::new("chatcmpl", &model), has_logprobs, ids: CallIds::new(n_messages) };
     let response = match sampling.streams {
@@ -68,8 +70,8 @@ fn conversation_of(
     if top.is_some_and(|n| n > 0) && !has_logprobs {
         return Err(fields.wrong("top_logprobs", "none where logprobs is not true"));
     }
-    let mut choices = sampling.choices.clone();
-    choices.options.logprobs = has_logprobs.then_some(top.unwrap_or(0) as u32);
+    let Choices { options, seeds } = sampling.choices.clone();
+    let logprobs = has_logprobs.then_some(top.unwrap_or(0) as u32);
     let (tools, notices) = tools_of(fields, limits, |tool| (tool.get("function"), ".function"))?;
     let choice = fields.get("tool_choice").map(|choice| match choice {
         Json::String(choice) if choice == "auto" => Ok(ToolChoice::Auto),
@@ -84,17 +86,20 @@ fn conversation_of(
         },
     });
     let (thinking, variables) = effort_of(fields, "reasoning_effort")?;
-    let conversation = Conversation {
-        messages,
+    let request = ChatRequest {
         tools,
-        choice: choice.transpose()?,
-        parallel: fields.flag("parallel_tool_calls")?.unwrap_or(true),
+        tool_choice: choice.transpose()?.unwrap_or_default(),
+        parallel_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
         thinking,
         variables,
-        constraint: constraint_of(fields.get("response_format"), "response_format", "/json_schema/schema")?,
-        choices,
+        options: GenerateOptions {
+            logprobs,
+            constraint: constraint_of(fields.get("response_format"), "response_format", "/json_schema/schema")?,
+            ..options
+        },
+        ..ChatRequest::new(messages)
     };
-    Ok((conversation, notices))
+    Ok((Conversation { request, seeds }, notices))
 }
 
 /// How answers are told.

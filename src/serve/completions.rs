@@ -95,7 +95,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     let choices: Arc<Choices> = Arc::new(choices);
     let asks = move |decoder: &super::models::Decoder| {
         let ask =
-            |prompt: Prompt| Ok(Ask { ids: prompt.ids(decoder.model())?, choices: choices.clone(), reading: None });
+            |prompt: Prompt| Ok(Ask { ids: prompt.ids(decoder.model())?, choices: choices.clone(), reader: None });
         prompts.into_iter().map(ask).collect::<Result<Vec<_>, ApiError>>()
     };
     let answers = app.answer(lease, &asked.since, false, asks).await?;

@@ -1,133 +1,42 @@
 //! A conversation and what its answer must be like, checked, and then made into a prompt.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Ask, Choices, Reading};
+use super::answers::{Ask, Choices};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
 use super::models::Decoder;
-use crate::answer::{Format, Mark};
-use crate::chat::{ChatOptions, Message};
-use crate::error::Error;
-use crate::grammar::{Constraint, ToolChoice, ToolRules};
-use crate::tokenizer::{EncodeOptions, Tokenizer};
-
-/// Tokens of a prompt in which its template may begin a thought.
-const PROMPT_END: usize = 16;
+use crate::chat::Message;
+use crate::chat_model::{ChatPrompt, ChatRequest};
+use crate::grammar::Constraint;
 
 /// How much a model is to think; the first one is not at all.
 pub const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
 
-/// What is to be answered.
+/// What is to be answered, and the seeds of its answers.
 pub struct Conversation {
-    pub messages: Vec<Message>,
-    /// In the shape that templates take.
-    pub tools: Vec<Json>,
-    pub choice: Option<ToolChoice>,
-    /// Whether an answer may have several calls.
-    pub parallel: bool,
-    /// Whether the model may think; what its template does if `None`.
-    pub thinking: Option<bool>,
-    /// Further variables of the template.
-    pub variables: Map<String, Json>,
-    /// What the text of the answer must match.
-    pub constraint: Option<Constraint>,
-    pub choices: Choices,
+    pub request: ChatRequest,
+    pub seeds: Vec<u64>,
 }
 
 impl Conversation {
     /// Whether answers are bound to a grammar, which has to be read.
     pub fn has_grammar(&self) -> bool {
-        self.constraint.is_some() || !self.tools.is_empty()
+        self.request.options.constraint.is_some() || !self.request.tools.is_empty()
     }
 
     /// The prompt, and what its answers are bound to. This takes time by the length of the conversation.
     ///
     /// # Errors
-    /// [`Error::Template`] if the model has no template or one that refuses the messages; [`Error::Constraint`] for tools that
-    /// cannot be enforced.
+    /// Those of [`ChatModel::prepare`](crate::ChatModel::prepare).
     pub fn prepare(self, decoder: &Decoder) -> Result<Ask, ApiError> {
-        let Conversation { messages, tools, choice, parallel, thinking, mut variables, constraint, mut choices } = self;
-        let template = decoder.template.as_ref().ok_or_else(|| Error::Template {
-            field: "chat template".into(),
-            expected: "one in the model's file: this is a model that continues texts".into(),
-            found: "missing".into(),
-        })?;
-        let asks_for_call = matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_)));
-        if asks_for_call && (tools.is_empty() || constraint.is_some()) {
-            let lacks = if tools.is_empty() { "there are no tools" } else { "a response format leaves no room for it" };
-            let message = format!("tool_choice asks for a call, and {lacks}");
-            return Err(ApiError { message, ..ApiError::invalid("tool_choice", None, "") });
-        }
-        if let Some(thinks) = thinking {
-            for name in ["enable_thinking", "thinking"] {
-                variables.entry(name).or_insert_with(|| thinks.into());
-            }
-        }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).ok();
-        let told = ChatOptions {
-            tools: (!tools.is_empty()).then(|| tools.clone()),
-            variables,
-            now: now.and_then(|since| i64::try_from(since.as_secs()).ok()),
-            ..ChatOptions::default()
-        };
-        let tokenizer = decoder.model().tokenizer()?;
-        let mut ids = template.encode(tokenizer, &messages, &told)?;
-        let end_of =
-            |ids: &[u32]| tokenizer.decode(ids.get(ids.len().saturating_sub(PROMPT_END)..).unwrap_or_default(), false);
-        let mut prompt_end = end_of(&ids)?;
-        let constraint = match constraint {
-            Some(constraint) => {
-                ids.extend(opening(decoder.format, tokenizer, &prompt_end)?);
-                prompt_end = end_of(&ids)?;
-                Some(constraint)
-            }
-            None if tools.is_empty() => None,
-            None => {
-                let choice = choice.unwrap_or_default();
-                // Of a format that is not known, calls are neither read nor enforced.
-                match decoder.format == Format::Plain && choice == ToolChoice::Auto {
-                    true => None,
-                    false => {
-                        let thinking = thinking != Some(false);
-                        let rules = ToolRules { format: decoder.format, choice, parallel, thinking };
-                        Some(Constraint::tools(&tools, &rules, tokenizer, &prompt_end)?)
-                    }
-                }
-            }
-        };
-        let options = &mut choices.options;
-        options.constraint = constraint;
-        options.stop_ids.clone_from(&decoder.stop_ids);
-        options.stop.extend(template.stop_texts().iter().map(|&text| text.to_owned()));
-        // Of a format that is not known no call is read.
-        let tools = if decoder.format == Format::Plain { Vec::new() } else { tools };
-        let reading = Reading { format: decoder.format, tools, prompt_end };
-        Ok(Ask { ids, choices: Arc::new(choices), reading: Some(reading) })
-    }
-}
-
-/// What stands between a prompt and an answer that has to match something from its first character on: the end of a thought
-/// that the prompt has begun, or the header that such an answer has.
-fn opening(format: Format, tokenizer: &Tokenizer, prompt_end: &str) -> Result<Vec<u32>, Error> {
-    let encode = |text: &str| tokenizer.encode_with(text, EncodeOptions { add_special: false, parse_special: true });
-    if format == Format::Harmony {
-        let is_open = prompt_end.trim_end().ends_with("assistant");
-        return if is_open { encode("<|channel|>final<|message|>") } else { Ok(Vec::new()) };
-    }
-    let marks = format.marks();
-    let opened =
-        marks.iter().position(|(name, mark)| *mark == Mark::ThinkOpen && prompt_end.trim_end().ends_with(name));
-    let closing = opened.and_then(|at| marks.get(at..)?.iter().find(|(_, mark)| *mark == Mark::ThinkClose));
-    match closing {
-        Some((name, _)) => encode(&format!("{name}\n\n")),
-        None => Ok(Vec::new()),
+        let ChatPrompt { ids, options, reader } = decoder.chat.prepare(&self.request)?;
+        Ok(Ask { ids, choices: Arc::new(Choices { options, seeds: self.seeds }), reader: Some(reader) })
     }
 }
 

@@ -10,8 +10,8 @@ use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use super::Tell;
 use super::about::About;
 use super::errors::ApiError;
-use crate::answer::Format;
 use crate::chat::ChatTemplate;
+use crate::chat_model::ChatModel;
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::embed::{Embedder, Reranker};
@@ -28,12 +28,8 @@ use crate::recovery::{Breaker, BreakerStats};
 pub struct Decoder {
     /// Computes.
     pub engine: Engine,
-    /// Its chat template, if it has one.
-    pub template: Option<ChatTemplate>,
-    /// How it writes thoughts and calls.
-    pub format: Format,
-    /// Tokens that end an answer beyond those that end a text.
-    pub stop_ids: Vec<u32>,
+    /// How it is talked to. Without a template it only continues texts.
+    pub chat: ChatModel,
 }
 
 impl Decoder {
@@ -52,13 +48,9 @@ impl Decoder {
     /// A model without a tokenizer.
     pub fn of(engine: Engine, template: Option<&str>) -> Result<Decoder, Error> {
         let model = engine.model();
-        let tokenizer = model.tokenizer()?;
-        let own = ChatTemplate::for_model(model.chat_source(), tokenizer);
-        let template = own.or_else(|| ChatTemplate::known(template?));
-        let templates: String = model.chat_source().templates.iter().map(|(_, source)| source.as_str()).collect();
-        let format = Format::detect(&templates, |name| tokenizer.special_id(name).is_some());
-        let stop_ids = template.as_ref().map(|template| template.stop_ids(tokenizer)).unwrap_or_default();
-        Ok(Decoder { engine, template, format, stop_ids })
+        let own = ChatTemplate::for_model(model.chat_source(), model.tokenizer()?);
+        let chat = ChatModel::of(model, own.or_else(|| ChatTemplate::known(template?)))?;
+        Ok(Decoder { engine, chat })
     }
 
     /// The model.
@@ -438,7 +430,7 @@ impl Drop for Lease {
 /// Tells of chat templates that cannot be read: the model is there, and refuses conversations by them.
 fn tell_of_templates(name: &str, loaded: &Loaded, tell: &Tell) {
     if let Loaded::Decoder(decoder) = loaded {
-        let unreadable = decoder.template.iter().flat_map(ChatTemplate::unreadable);
+        let unreadable = decoder.chat.template().into_iter().flat_map(ChatTemplate::unreadable);
         unreadable.for_each(|error| tell(&format!("{name}: conversations are refused: {error}")));
     }
 }

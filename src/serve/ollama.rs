@@ -21,6 +21,7 @@ use super::models::{Entry, Lease, Loaded};
 use super::sampling::{random, stops};
 use super::sse::{Gone, Parts, Style, streamed};
 use crate::chat::{Message, date_time};
+use crate::chat_model::ChatRequest;
 use crate::generate::{GenerateOptions, StopReason};
 use crate::grammar::Constraint;
 
@@ -66,11 +67,9 @@ const OPTIONS: &[&str] = &[
 struct Common {
     model: String,
     streams: bool,
-    options: GenerateOptions,
-    constraint: Option<Constraint>,
+    /// Without messages and tools.
+    request: ChatRequest,
     keep: Option<Option<Duration>>,
-    thinking: Option<bool>,
-    variables: Map<String, Json>,
 }
 
 impl Common {
@@ -95,11 +94,13 @@ impl Common {
         Ok(Common {
             model: fields.some_text("model")?.to_owned(),
             streams: fields.flag("stream")?.unwrap_or(true),
-            options: options_of(fields, app)?,
-            constraint,
+            request: ChatRequest {
+                thinking,
+                variables,
+                options: GenerateOptions { constraint, ..options_of(fields, app)? },
+                ..ChatRequest::new(Vec::new())
+            },
             keep: keep_of(fields)?,
-            thinking,
-            variables,
         })
     }
 
@@ -146,8 +147,8 @@ fn options_of(fields: Fields<'_>, app: &App) -> Result<GenerateOptions, ApiError
 }
 
 /// There is one answer.
-fn choices_of(options: GenerateOptions) -> Choices {
-    Choices { seeds: vec![options.seed], options }
+fn one_answer(request: ChatRequest) -> Conversation {
+    Conversation { seeds: vec![request.options.seed], request }
 }
 
 /// How long a model is kept: seconds or a text such as `5m`, for ever if it is negative.
@@ -206,31 +207,22 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
     let begun = Instant::now();
     let lease = common.lease(&app).await?;
     let load = begun.elapsed();
-    let has_template = lease.decoder()?.template.is_some();
-    let Common { model, streams, options, constraint, thinking, variables, .. } = common;
+    let has_template = lease.decoder()?.chat.template().is_ok();
+    let Common { model, streams, mut request, .. } = common;
     let answers = match is_raw || !has_template {
         true => {
-            let has_grammar = constraint.is_some();
+            let options = request.options;
+            let has_grammar = options.constraint.is_some();
             let ask = move |decoder: &super::models::Decoder| {
-                let choices = choices_of(GenerateOptions { constraint, ..options });
-                Ok(vec![Ask { ids: raw(decoder.model(), &prompt)?, choices: Arc::new(choices), reading: None }])
+                let choices = Choices { seeds: vec![options.seed], options };
+                Ok(vec![Ask { ids: raw(decoder.model(), &prompt)?, choices: Arc::new(choices), reader: None }])
             };
             app.answer(lease, &asked.since, has_grammar, ask).await?
         }
         false => {
             let system = (!system.is_empty()).then(|| Message::new("system", system));
-            let messages = system.into_iter().chain([Message::new("user", prompt)]).collect();
-            let conversation = Conversation {
-                messages,
-                tools: Vec::new(),
-                choice: None,
-                parallel: true,
-                thinking,
-                variables,
-                constraint,
-                choices: choices_of(options),
-            };
-            app.answer_conversation(lease, &asked.since, conversation).await?
+            request.messages = system.into_iter().chain([Message::new("user", prompt)]).collect();
+            app.answer_conversation(lease, &asked.since, one_answer(request)).await?
         }
     };
     Told { model, shape: Shape::Generate, since: asked.since.at, load, first: None }.tell(&app, answers, streams).await
@@ -251,11 +243,9 @@ pub async fn chat(State(app): State<Arc<App>>, asked: Asked) -> Result<Response,
     let begun = Instant::now();
     let lease = common.lease(&app).await?;
     let load = begun.elapsed();
-    let Common { model, streams, options, constraint, thinking, variables, .. } = common;
-    let choices = choices_of(options);
-    let conversation =
-        Conversation { messages, tools, choice: None, parallel: true, thinking, variables, constraint, choices };
-    let answers = app.answer_conversation(lease, &asked.since, conversation).await?;
+    let Common { model, streams, request, .. } = common;
+    let request = ChatRequest { messages, tools, ..request };
+    let answers = app.answer_conversation(lease, &asked.since, one_answer(request)).await?;
     let told = Told { model, shape: Shape::Chat, since: asked.since.at, load, first: None };
     Ok(with_notices(told.tell(&app, answers, streams).await?, &notices))
 }

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Answers, CallIds, Delta, End, Said, Used};
+use super::answers::{Answers, CallIds, Choices, Delta, End, Said, Used};
 use super::app::{App, Asked, Head};
 use super::chat::tokens_told;
 use super::conversation::{Conversation, arguments_of, constraint_of, effort_of, joined, tools_of, with_notices};
@@ -18,6 +18,8 @@ use super::sampling::Sampling;
 use super::sse::{Gone, Parts, Style, streamed};
 use crate::answer::ToolCall;
 use crate::chat::Message;
+use crate::chat_model::ChatRequest;
+use crate::generate::GenerateOptions;
 use crate::grammar::ToolChoice;
 
 const FIELDS: &[&str] = &[
@@ -50,8 +52,8 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     let model = fields.some_text("model")?.to_owned();
     let sampling = Sampling::read(fields, &app.limits, &["max_output_tokens"], None)?;
     let (conversation, notices) = conversation_of(fields, &sampling, &app.limits)?;
-    let ids = CallIds::new(conversation.messages.len());
-    let has_logprobs = conversation.choices.options.logprobs.is_some();
+    let ids = CallIds::new(conversation.request.messages.len());
+    let has_logprobs = conversation.request.options.logprobs.is_some();
     let or = |field: &str, usual: Json| fields.get(field).cloned().unwrap_or(usual);
     let echoed = json!({
         "instructions": fields.get("instructions"),
@@ -65,7 +67,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         "text": or("text", json!({"format": {"type": "text"}})),
         "tool_choice": or("tool_choice", "auto".into()),
         "tools": functions_of(fields),
-        "top_p": or("top_p", crate::generate::GenerateOptions::default().top_p.into()),
+        "top_p": or("top_p", GenerateOptions::default().top_p.into()),
         "truncation": "disabled",
     });
     let answers = app.converse(&model, conversation, &asked.since).await?;
@@ -110,8 +112,8 @@ fn conversation_of(
     }
     let has_logprobs = included.iter().any(|name| *name == INCLUDED[0]);
     let top = fields.whole("top_logprobs", 0, 20)?;
-    let mut choices = sampling.choices.clone();
-    choices.options.logprobs = (has_logprobs || top.is_some_and(|n| n > 0)).then_some(top.unwrap_or(0) as u32);
+    let Choices { options, seeds } = sampling.choices.clone();
+    let logprobs = (has_logprobs || top.is_some_and(|n| n > 0)).then_some(top.unwrap_or(0) as u32);
     let (tools, notices) = tools_of(fields, limits, |tool| (Some(tool), ""))?;
     let choice =
         fields.get("tool_choice").map(|choice| match choice.as_str().or_else(|| choice.get("name")?.as_str()) {
@@ -126,17 +128,20 @@ fn conversation_of(
         None => (None, Map::new()),
     };
     let format = fields.object("text", "an object with a format")?.and_then(|text| text.get("format"));
-    let conversation = Conversation {
-        messages,
+    let request = ChatRequest {
         tools,
-        choice: choice.transpose()?,
-        parallel: fields.flag("parallel_tool_calls")?.unwrap_or(true),
+        tool_choice: choice.transpose()?.unwrap_or_default(),
+        parallel_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
         thinking,
         variables,
-        constraint: constraint_of(format.filter(|format| !format.is_null()), "text.format", "/schema")?,
-        choices,
+        options: GenerateOptions {
+            logprobs,
+            constraint: constraint_of(format.filter(|format| !format.is_null()), "text.format", "/schema")?,
+            ..options
+        },
+        ..ChatRequest::new(messages)
     };
-    Ok((conversation, notices))
+    Ok((Conversation { request, seeds }, notices))
 }
 
 /// Adds an item of an input to the messages. Calls and thoughts belong to the assistant's message that they are next to.

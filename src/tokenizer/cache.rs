@@ -32,7 +32,7 @@ impl EncodingCache {
     }
 
     /// The tokenizer inside, to be kept.
-    #[cfg(feature = "grammar")]
+    #[cfg(any(feature = "grammar", all(feature = "answer", feature = "chat")))]
     pub(crate) fn shared_tokenizer(&self) -> Arc<Tokenizer> {
         Arc::clone(&self.tokenizer)
     }

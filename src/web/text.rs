@@ -74,9 +74,9 @@ impl Vocabulary {
         self.begin(constraint, end_ids, None).map_err(to_js_error)
     }
 
-    /// Begins an answer of a model that has tools, as `reader` was told of them. `choice`: `auto`, `none` or `required`,
-    /// unless it is `tool` that is to be called; `parallel`: whether several calls may come. A format without calls needs no
-    /// guide where none is required.
+    /// Begins an answer of a model that has tools, as `reader` was told of them and of the prompt. `choice`: `auto`, `none` or
+    /// `required`, unless it is `tool` that is to be called; `parallel`: whether several calls may come. A format without calls
+    /// needs no guide where none is required.
     #[wasm_bindgen(js_name = toolGuide)]
     pub fn tool_guide(
         &self,
@@ -85,7 +85,6 @@ impl Vocabulary {
         tool: Option<String>,
         parallel: bool,
         may_think: bool,
-        prompt_end: &[u32],
         end_ids: Vec<u32>,
     ) -> Result<Option<Guide>, JsValue> {
         let begin = || {
@@ -98,8 +97,7 @@ impl Vocabulary {
                 return Ok(None);
             }
             let rules = ToolRules { format, choice, parallel, thinking: may_think };
-            let prompt = self.tokenizer.decode(prompt_end, false)?;
-            let constraint = Constraint::tools(&reader.tools, &rules, &self.tokenizer, &prompt)?;
+            let constraint = Constraint::tools(&reader.tools, &rules, &self.tokenizer, &reader.prompt_end)?;
             let guide = self.grammars()?.begin(&constraint, &end_ids)?;
             Ok(Some(Guide { guide, lead: None, end_ids, n_logits: self.n_logits }))
         };
@@ -137,14 +135,14 @@ impl Vocabulary {
     }
 
     /// Reads an answer, in the format that these chat templates write. `tools`: JSON of a list, as templates take it.
-    /// `prompt_end`: the last tokens in front of the answer, where templates may begin a thought. `begun`: the beginning of the
-    /// answer, if it was given. `first_call` counts calls that have no id of the model's.
+    /// `prompt`: the tokens in front of the answer, where templates may begin a thought. `begun`: the beginning of the answer,
+    /// if it was given. `first_call` counts calls that have no id of the model's.
     #[wasm_bindgen(js_name = answerReader)]
     pub fn answer_reader(
         &self,
         templates: &str,
         tools: Option<String>,
-        prompt_end: &[u32],
+        prompt: &[u32],
         begun: Option<String>,
         first_call: u32,
     ) -> Result<AnswerReader, JsValue> {
@@ -157,13 +155,14 @@ impl Vocabulary {
                 found: format!("refused: {error}"),
             })?;
             let tools = tools.unwrap_or_default();
+            let prompt_end = answer::prompt_end(&self.tokenizer, prompt)?;
             let mut reader = answer::AnswerReader::for_tokenizer(format, &self.tokenizer).with_tools(&tools);
             match &begun {
                 // It is no part of what is generated.
                 Some(begun) => drop(reader.push_text(begun)),
-                None => reader = reader.after_prompt(&self.tokenizer.decode(prompt_end, false)?),
+                None => reader = reader.after_prompt(&prompt_end),
             }
-            Ok(AnswerReader { reader, tools, n_calls: first_call })
+            Ok(AnswerReader { reader, tools, prompt_end, n_calls: first_call })
         };
         make().map_err(to_js_error)
     }
@@ -348,6 +347,7 @@ fn set(bits: &mut [u32], id: u32, to: bool) {
 pub struct AnswerReader {
     reader: answer::AnswerReader,
     tools: Vec<Json>,
+    prompt_end: String,
     /// Calls so far, and those of the messages before.
     n_calls: u32,
 }
@@ -375,8 +375,7 @@ impl AnswerReader {
                 Event::Thinking(more) => thinking += &more,
                 Event::Text(more) => text += &more,
                 Event::Call(call) => {
-                    // Mistral's templates want names of nine letters and digits.
-                    calls.push(call.to_json(&format!("call{:05}", self.n_calls % 100_000)));
+                    calls.push(call.to_json(self.n_calls as usize));
                     self.n_calls += 1;
                 }
                 Event::NotACall { text: more, problem } => {

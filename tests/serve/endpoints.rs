@@ -11,7 +11,7 @@ use tilewright::chat::{ChatOptions, ChatTemplate, Message};
 use tilewright::engine::EngineOptions;
 use tilewright::serve::{Decoder, KeepOptions, Loaded, ModelSpec, ServerOptions};
 use tilewright::tokenizer::EncodeOptions;
-use tilewright::{Device, GenerateOptions, LoadOptions, Model};
+use tilewright::{ChatModel, ChatRequest, Device, GenerateOptions, LoadOptions, Model};
 
 use super::client::{done, get, post, send};
 use super::common::{block_on, collect};
@@ -314,6 +314,42 @@ fn sun() -> Json {
 fn is_call(arguments: &Json) -> bool {
     let fits = (1..=7).contains(&arguments["day"].as_i64().unwrap_or(0));
     fits && ["Rome", "Oslo"].contains(&arguments["place"].as_str().unwrap_or_default())
+}
+
+/// What the server makes of a conversation is what a program makes of it with the library.
+#[test]
+fn conversations_are_those_of_the_library() {
+    let model = Model::builtin(&Device::cpu()).unwrap();
+    let chat = ChatModel::of(&model, ChatTemplate::known("chatml")).unwrap();
+    let tools = json!([{"type": "function", "function": sun()}]);
+    for choice in ["none", "auto", "required", "sun"] {
+        let told =
+            if choice == "sun" { json!({"type": "function", "function": {"name": choice}}) } else { json!(choice) };
+        let asked = json!({
+            "model": "story", "messages": messages(), "seed": 5, "max_tokens": 60, "reasoning_effort": "none",
+            "tools": tools, "tool_choice": told, "parallel_tool_calls": false,
+        });
+        let whole = done(shared(), "/v1/chat/completions", asked).json();
+        let request = ChatRequest {
+            tools: tools.as_array().unwrap().clone(),
+            tool_choice: choice.parse().unwrap(),
+            parallel_calls: false,
+            thinking: Some(false),
+            options: GenerateOptions { max_tokens: 60, ..drawn(5) },
+            ..ChatRequest::new(vec![Message::new("user", PROMPT)])
+        };
+        let answer = block_on(chat.answer(&mut model.session().unwrap(), &request)).unwrap();
+        let message = &whole["choices"][0]["message"];
+        assert_eq!(message["content"], json!(answer.text), "{choice}");
+        let calls: Vec<&Json> = message["tool_calls"].as_array().into_iter().flatten().collect();
+        assert_eq!(calls.len(), answer.calls.len(), "{choice}: {message}");
+        for (call, own) in calls.into_iter().zip(&answer.calls) {
+            let arguments = Json::Object(own.arguments.clone()).to_string();
+            assert_eq!(call["function"], json!({"name": own.name, "arguments": arguments}));
+        }
+        let n_prompt = chat.prepare(&request).unwrap().ids.len();
+        assert_eq!(whole["usage"]["prompt_tokens"], json!(n_prompt), "{choice}");
+    }
 }
 
 #[test]
