@@ -123,7 +123,7 @@ impl Server {
         models.preload()?;
         let n_preparing = std::thread::available_parallelism().map_or(2, usize::from).max(2);
         let preparing = Arc::new(Semaphore::new(n_preparing));
-        let grammars = Arc::new(Semaphore::new(n_preparing / 2));
+        let slow = Arc::new(Semaphore::new(n_preparing / 2));
         let page = page.as_deref().map(Page::open).transpose()?;
         let bodies = Arc::new(Semaphore::new(limits.bodies_bytes.min(Semaphore::MAX_PERMITS)));
         let metrics = Arc::new(Metrics::new(&telemetry));
@@ -136,7 +136,7 @@ impl Server {
             log,
             telemetry: telemetry.clone(),
             preparing,
-            grammars,
+            slow,
             bodies,
         });
         let router = routes::router(app.clone());

@@ -49,10 +49,15 @@ pub struct App {
     pub telemetry: Telemetry,
     /// Threads that parse large bodies and make prompts.
     pub preparing: Arc<Semaphore>,
-    /// Of those threads the ones that may read grammars, which can take seconds: others are left for everybody else.
-    pub grammars: Arc<Semaphore>,
+    /// Of those threads the ones for what can take seconds, grammars and long prompts: others are left for everybody else.
+    pub slow: Arc<Semaphore>,
     /// Bytes of bodies, and of what is made of them, that may yet be held.
     pub bodies: Arc<Semaphore>,
+}
+
+/// Whether a prompt of so many bytes may take long to encode.
+pub fn is_long(n_bytes: usize) -> bool {
+    n_bytes > 64 << 10
 }
 
 impl App {
@@ -91,12 +96,13 @@ impl App {
         since: &Since,
         conversation: Conversation,
     ) -> Result<Answers, ApiError> {
-        let has_grammar = conversation.has_grammar();
-        self.answer(lease, since, has_grammar, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await
+        let is_slow = conversation.has_grammar() || is_long(conversation.prompt_bytes());
+        self.answer(lease, since, is_slow, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await
     }
 
     /// Has a model answer prompts that are made in a thread, unless its queue is full already: where many ask for more than can be
-    /// answered, their prompts would take time from those that are. `has_grammar` says whether that reads a grammar.
+    /// answered, their prompts would take time from those that are. `is_slow` says whether that reads a grammar or makes a prompt that
+    /// [`is_long`].
     ///
     /// # Errors
     /// `busy` if the queue is full; those of the prompts and of [`Answers::begin`].
@@ -104,7 +110,7 @@ impl App {
         &self,
         lease: Lease,
         since: &Since,
-        has_grammar: bool,
+        is_slow: bool,
         asks: impl FnOnce(&Decoder) -> Result<Vec<Ask>, ApiError> + Send + 'static,
     ) -> Result<Answers, ApiError> {
         let decoder = lease.decoder()?;
@@ -114,8 +120,8 @@ impl App {
             return Err(error);
         }
         let (metrics, since, deadline) = (self.metrics.clone(), since.clone(), since.at + self.limits.answer_time);
-        let turn = match has_grammar {
-            true => Some(self.grammars.clone().acquire_owned().await),
+        let turn = match is_slow {
+            true => Some(self.slow.clone().acquire_owned().await),
             false => None,
         };
         let work = move || {

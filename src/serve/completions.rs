@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 
 use super::answers::{Answers, Ask, Choices, End, Said, Token, usage_told};
-use super::app::{App, Asked, Head};
+use super::app::{App, Asked, Head, is_long};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::sampling::{self, Sampling};
@@ -84,6 +84,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         return Err(fields.wrong("prompt", &expected));
     }
     let n_prompts = prompts.len();
+    let is_slow = is_long(prompts.iter().map(Prompt::len).sum());
     let n_echoed = prompts.iter().map(Prompt::len).sum::<usize>().saturating_mul(n_each);
     if echo && n_echoed > app.limits.echo_bytes {
         let expected = format!("false where the prompts of all answers have more than {} bytes", app.limits.echo_bytes);
@@ -98,7 +99,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
             |prompt: Prompt| Ok(Ask { ids: prompt.ids(decoder.model())?, choices: choices.clone(), reader: None });
         prompts.into_iter().map(ask).collect::<Result<Vec<_>, ApiError>>()
     };
-    let answers = app.answer(lease, &asked.since, false, asks).await?;
+    let answers = app.answer(lease, &asked.since, is_slow, asks).await?;
     // What each answer begins with.
     let begins = match echoed {
         Some(prompts) => prompts.iter().map(|prompt| prompt.text(decoder.model())).collect::<Result<Vec<_>, _>>()?,

@@ -30,6 +30,14 @@ impl Conversation {
         self.request.options.constraint.is_some() || !self.request.tools.is_empty()
     }
 
+    /// Bytes of what the prompt is made of, more or less.
+    pub fn prompt_bytes(&self) -> usize {
+        // What a template puts around a message.
+        const AROUND: usize = 64;
+        let bytes = |message: &Message| AROUND + message.text().map_or(0, str::len);
+        self.request.messages.iter().map(bytes).sum()
+    }
+
     /// The prompt, and what its answers are bound to. This takes time by the length of the conversation.
     ///
     /// # Errors

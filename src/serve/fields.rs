@@ -156,6 +156,8 @@ fn is_neutral(field: &str, value: &Json) -> bool {
         "truncate" | "shift" => value.is_boolean(),
         "modalities" => value.as_array().is_some_and(|list| list.iter().all(|kind| kind == "text")),
         "verbosity" => value == "medium",
+        // Of as many answers as are told.
+        "best_of" => value == 1,
         "prompt_cache_retention" => value == "in_memory" || value == "in-memory",
         "function_call" => value == "none" || value == "auto",
         // Of tools that a server has itself, of which there are none.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value as Json, json};
 use sha2::{Digest, Sha256};
 
 use super::answers::{Answers, Ask, Choices, Delta, End, Said};
-use super::app::{App, Asked, now};
+use super::app::{App, Asked, is_long, now};
 use super::completions::raw;
 use super::conversation::{Conversation, message_of, tools_of, with_notices};
 use super::embeddings::vectors_of;
@@ -212,12 +212,12 @@ pub async fn generate(State(app): State<Arc<App>>, asked: Asked) -> Result<Respo
     let answers = match is_raw || !has_template {
         true => {
             let options = request.options;
-            let has_grammar = options.constraint.is_some();
+            let is_slow = options.constraint.is_some() || is_long(prompt.len());
             let ask = move |decoder: &super::models::Decoder| {
                 let choices = Choices { seeds: vec![options.seed], options };
                 Ok(vec![Ask { ids: raw(decoder.model(), &prompt)?, choices: Arc::new(choices), reader: None }])
             };
-            app.answer(lease, &asked.since, has_grammar, ask).await?
+            app.answer(lease, &asked.since, is_slow, ask).await?
         }
         false => {
             let system = (!system.is_empty()).then(|| Message::new("system", system));

@@ -393,3 +393,37 @@ fn what_a_client_sends_changes_nothing_for_others() {
         assert_eq!(stream.join().unwrap()["choices"], alone["choices"]);
     }
 }
+
+/// Prompts that are too long for any context take long to encode, one after the other: those of others do not wait for them all.
+#[test]
+pub fn long_prompts_leave_room_for_short_ones() {
+    let server = own(|_, _| ());
+    let n_threads = std::thread::available_parallelism().map_or(2, usize::from).max(2);
+    let n_long = (2 * n_threads + 2).min(50);
+    let long = json!({"model": "story", "prompt": "a ".repeat(1 << 19), "max_tokens": 1}).to_string();
+    let mut connections: Vec<Connection> = (0..n_long)
+        .map(|_| {
+            let mut connection = Connection::open(server.address);
+            connection.write(&request("POST", "/v1/completions", &[JSON], long.as_bytes()));
+            connection
+        })
+        .collect();
+    let n_answered = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let waiting: Vec<_> = connections
+        .drain(..)
+        .map(|mut connection| {
+            let n_answered = n_answered.clone();
+            std::thread::spawn(move || {
+                let status = connection.answer().status;
+                n_answered.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                status
+            })
+        })
+        .collect();
+    // In the queue of threads before, it would have come after most of them.
+    done(server.address, "/v1/completions", json!({"model": "story", "prompt": "Once", "max_tokens": 1}));
+    let n_before = n_answered.load(std::sync::atomic::Ordering::SeqCst);
+    let statuses: Vec<u16> = waiting.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert!(statuses.iter().all(|&status| status == 400), "{statuses:?}");
+    assert!(n_before <= n_long / 2, "{n_before} of {n_long} long prompts were answered before the short one");
+}

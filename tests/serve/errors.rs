@@ -155,6 +155,7 @@ fn what_asks_for_nothing_changes_nothing() {
     ];
     let of_chat = [
         ("audio", Json::Null),
+        ("best_of", json!(1)),
         ("function_call", json!("auto")),
         ("functions", json!([])),
         ("logprobs", json!(false)),

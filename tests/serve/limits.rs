@@ -71,6 +71,7 @@ const TESTS: &[(&str, Test)] = &[
     ("multipleOf", Here(multiple_of)),
     ("tool names", Here(tool_names)),
     ("tool rules", Here(tool_rules)),
+    ("long prompts", Beside(abuse::long_prompts_leave_room_for_short_ones)),
     ("grammars at a time", Unit("src/grammar.rs", "fn readers_that_do_not_end_are_counted")),
     ("template bytes", Unit("tests/chat.rs", "fn templates_that_do_not_end_are_ended")),
     ("template steps", Unit("tests/chat.rs", "fn templates_that_do_not_end_are_ended")),
