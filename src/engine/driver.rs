@@ -560,6 +560,7 @@ impl Driver {
         sequence.make_room(n_tokens, pages)?;
         let row = sequence.row(ids.len() as u32);
         passes.compute_prompt((model, adapted), row.clone(), &ids).await?;
+        #[cfg(not(target_arch = "wasm32"))]
         if passes.has_further() {
             passes.follow_prompt(model, row, sequence.came_next(ids.len())).await?;
         }
@@ -575,8 +576,13 @@ impl Driver {
     /// Submits a pass over a token of each sequence whose others are computed, which chooses what comes after it.
     async fn submit_rows(&mut self) -> Result<(), Error> {
         let model = self.model.clone();
-        let Driver { guesses, passes, running, pages, .. } = self;
-        let of_head = guesses.ask_head(&model, passes, running, pages).await?;
+        #[cfg(not(target_arch = "wasm32"))]
+        let of_head = {
+            let Driver { guesses, passes, running, pages, .. } = self;
+            guesses.ask_head(&model, passes, running, pages).await?
+        };
+        #[cfg(target_arch = "wasm32")]
+        let of_head = HashMap::new();
         self.keep_running(|sequence, pages| sequence.choose_angles(&model, pages));
         let Driver { running, ahead, .. } = self;
         let mut ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].is_ready()).collect();

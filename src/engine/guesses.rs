@@ -5,12 +5,14 @@ use std::collections::HashMap;
 #[cfg(not(target_arch = "wasm32"))]
 use super::draft::Draft;
 use super::options::EngineOptions;
+#[cfg(not(target_arch = "wasm32"))]
 use super::pages::Pages;
 use super::passes::Passes;
 use super::sequence::Sequence;
 use crate::error::Error;
 use crate::generate::Model;
 use crate::kernels::StateRow;
+#[cfg(not(target_arch = "wasm32"))]
 use crate::model::Ending;
 use crate::recording::MemoryPlan;
 
@@ -72,6 +74,7 @@ impl Guesses {
     ///
     /// # Errors
     /// Those of the device.
+    #[cfg(not(target_arch = "wasm32"))]
     pub async fn ask_head(
         &mut self,
         model: &Model,

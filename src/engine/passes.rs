@@ -7,7 +7,9 @@ use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::generate::{Adapted, Model, rows_for};
 use crate::kernels::StateRow;
-use crate::model::{Ending, PassTensors};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::model::Ending;
+use crate::model::PassTensors;
 use crate::recording::MemoryPlan;
 
 /// All stages have the same pages, places and rows under the same numbers. The host carries the rows of a pass from each to the
@@ -225,6 +227,7 @@ impl Passes {
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
+    #[cfg(not(target_arch = "wasm32"))]
     pub async fn follow_prompt(&mut self, model: &Model, row: StateRow, came_next: &[u32]) -> Result<(), Error> {
         let stage = &mut self.last;
         let Some(further) = &stage.prompt.further else { return Ok(()) };
@@ -239,6 +242,7 @@ impl Passes {
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
+    #[cfg(not(target_arch = "wasm32"))]
     pub async fn guess_further(&mut self, rows: &[StateRow], ending: Ending) -> Result<Vec<u32>, Error> {
         let stage = &mut self.last;
         let Some(further) = &stage.rows.further else { return Ok(Vec::new()) };
