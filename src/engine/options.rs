@@ -6,6 +6,7 @@ use web_time::Instant;
 
 use crate::error::Error;
 use crate::generate::{GenerateOptions, Model};
+use crate::kernels::N_STATES;
 
 /// How many texts an engine computes together, and how many wait.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,7 +69,7 @@ impl EngineOptions {
 
     /// States that layers of a model keep of a sequence: the one before a wrong guess is wanted again.
     pub(super) fn states(&self, model: &Model) -> u32 {
-        if model.config().is_recurrent() && self.guesses() > 0 { 2 } else { 1 }
+        if model.config().is_recurrent() && self.guesses() > 0 { N_STATES } else { 1 }
     }
 
     fn guesses(&self) -> u32 {

@@ -414,7 +414,7 @@ fn the_head_guesses_for_the_texts_of_an_engine() {
                 })
                 .collect();
             let texts = |further_tokens: u32| {
-                let options = EngineOptions { max_sequences: 4, further_tokens, ..EngineOptions::default() };
+                let options = EngineOptions { max_sequences: 8, further_tokens, ..EngineOptions::default() };
                 let (engine, mut driver) = Engine::new(&model, &options).unwrap_or_else(|e| panic!("{e}"));
                 let streams: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
                 while block_on(driver.step()).unwrap_or_else(|e| panic!("{e}")) {}
