@@ -9,7 +9,9 @@ use std::ops::Range;
 
 use super::session::Session;
 use crate::error::Error;
+#[cfg(not(target_arch = "wasm32"))]
 use crate::kernels::StepState;
+#[cfg(not(target_arch = "wasm32"))]
 use crate::model::Ending;
 
 /// Positions, of the sequence.
@@ -46,6 +48,7 @@ impl Further {
     }
 
     /// The positions that the head goes on with where a sequence has so many tokens, and its own position of the first one.
+    #[cfg(not(target_arch = "wasm32"))]
     fn next(&mut self, n_tokens: usize) -> Option<(Range<usize>, usize)> {
         let Range { start, end } = std::mem::take(&mut self.left);
         // Of the last token nobody knows what comes next.
@@ -61,6 +64,15 @@ impl Further {
     }
 }
 
+#[cfg(target_arch = "wasm32")]
+impl Session {
+    /// No browser loads the head.
+    pub(super) async fn follow(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
 impl Session {
     /// Lets the head go on with what the last pass left.
     pub(super) async fn follow(&mut self) -> Result<(), Error> {

@@ -384,6 +384,7 @@ impl<'s> Generation<'s> {
         let room = self.session.n_positions().saturating_sub(self.session.tokens().len());
         let n = wanted.min(room);
         let mut ids = look_up(self.session.tokens(), n.min(self.options.prompt_lookup as usize));
+        #[cfg(not(target_arch = "wasm32"))]
         if self.options.further_tokens > 0 {
             // It follows the other guesses, too.
             let most = if ids.is_empty() { n.min(self.options.further_tokens as usize) } else { 0 };
