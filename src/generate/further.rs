@@ -18,6 +18,7 @@ use crate::model::Ending;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Further {
     /// Whether the head follows what the model computes.
+    #[cfg_attr(target_arch = "wasm32", expect(dead_code))]
     follows: bool,
     /// Those whose hidden rows the model's last pass left.
     left: Range<usize>,
