@@ -385,7 +385,7 @@ fn lines_are_continued_side_by_side() {
     assert!(text(&output.stderr).contains("6 texts"), "{}", text(&output.stderr));
     fails(&["run", "--parallel", "2"], 2, &["--prompt-file"]);
     fails(&["run", "--parallel", "65", "--prompt-file", path], 2, &["64"]);
-    fails(&["run", "--parallel", "2", "--prompt-file", path, "--slide"], 2, &["--slide"]);
+    fails(&["run", "--parallel", "2", "--prompt-file", path, "--profile"], 2, &["--profile"]);
 }
 
 #[test]

@@ -442,7 +442,6 @@ fn the_head_guesses_for_the_texts_of_an_engine() {
                     1 => assert!(0 < stats.accepted_tokens && stats.accepted_tokens < stats.drafted_tokens, "{case}"),
                     _ => {}
                 }
-                assert!(i > 0 || 4 * stats.n_decode_passes < 3 * without.n_decode_passes, "{case}");
             }
         }
     }
