@@ -652,6 +652,10 @@ fn guessed_tokens_change_no_text() {
                 ("a draft that is wrong", &wrong, EngineOptions { draft_tokens: 3, ..plain.clone() }),
                 ("both", &right, EngineOptions { prompt_lookup: 2, draft_tokens: 5, ..plain.clone() }),
             ] {
+                // A software adapter takes long for each.
+                if device.is_gpu() && !common::is_full() && way.starts_with("a draft") {
+                    continue;
+                }
                 // States cannot go back to before a wrong guess in a model that guesses.
                 if options.draft_tokens > 0 && model.draft().is_none() {
                     continue;
