@@ -27,7 +27,7 @@ pub struct GuessArgs {
 #[derive(Args)]
 pub struct DraftArgs {
     /// Smaller model with the same vocabulary that guesses tokens, which the model verifies some at a time: the same text,
-    /// faster where the guesses are cheap and good. A file, folder or address. Needs --temperature 0.
+    /// faster where the guesses are cheap and good. A file, folder or address. For temperature 0, without a penalty or a constraint.
     #[arg(long = "draft", id = "draft", value_name = "MODEL")]
     pub path: Option<PathBuf>,
     /// Tokens that --draft guesses at a time, 1 to 7.

@@ -12,7 +12,7 @@ use crate::generate::Pace;
 /// Passes in flight, all of them over the same rows, each with the tokens that the one before it chose.
 #[derive(Default)]
 pub(super) struct Ahead {
-    /// The place of each row's sequence. Rows after the first one of a sequence are of guessed tokens.
+    /// The place of each row's sequence. Rows of one sequence follow each other: tokens to be computed, then guessed ones.
     pub rows: Vec<u32>,
     /// The token of each row, in the oldest pass.
     pub ids: Vec<u32>,

@@ -65,7 +65,7 @@ impl Draft {
 
     /// Memory of its weights and its cache.
     pub fn plan(&self) -> MemoryPlan {
-        self.passes.plans_before().fold(self.passes.plan(), |sum, plan| sum + plan)
+        self.passes.whole_plan()
     }
 
     /// Guesses what follows each of these sequences, `room` tokens of all together at most: none of one that its context has no room
@@ -97,13 +97,11 @@ impl Draft {
             self.follow(slot, ids).await?;
             rows.push(self.row(slot, ids, ids.len() - 1, 1));
         }
-        rows[0].n_tokens = rows.len() as u32;
-        rows.resize(rows.len().next_power_of_two(), StateRow::default());
         let mut passes = Vec::with_capacity(n);
         for pass in 0..n {
             // The device goes on with what it has chosen, unless the host has a part in a pass.
             if pass == 0 || !self.model.runs_ahead() {
-                self.passes.set_rows(&self.model, &rows)?;
+                self.passes.set_rows(&self.model, rows.clone())?;
             }
             let adapted = self.model.adapted_by(None)?;
             let pending =
@@ -122,7 +120,9 @@ impl Draft {
         let vocab_size = self.model.config().vocab_size;
         for &(at, &(slot, ids, most)) in &chosen {
             // The last guess is not computed.
-            self.known[slot as usize - 1].ids = [ids, &guesses[at][..n - 1]].concat();
+            let known = &mut self.known[slot as usize - 1].ids;
+            known.extend(ids.last());
+            known.extend(&guesses[at][..n - 1]);
             // From numbers that are not finite no token is chosen.
             let n_finite = guesses[at].iter().take_while(|&&id| id < vocab_size).count();
             guesses[at].truncate(most.min(n_finite));
@@ -133,24 +133,23 @@ impl Draft {
     /// Computes all tokens of a sequence but the last one, as far as they are not known.
     async fn follow(&mut self, slot: u32, ids: &[u32]) -> Result<(), Error> {
         let angles = self.model.transformer().angles(ids.len() as u32);
-        let known = std::mem::take(&mut self.known[slot as usize - 1]);
-        let common = match known.angles == angles {
-            true => known.ids.iter().zip(ids).take_while(|(known, id)| known == id).count(),
-            false => 0,
-        };
-        let mut n = common.min(ids.len() - 1);
+        let known = &mut self.known[slot as usize - 1];
+        let common = known.ids.iter().zip(ids).take_while(|(known, id)| known == id).count();
+        let mut n = if known.angles == angles { common.min(ids.len() - 1) } else { 0 };
+        known.angles = angles;
+        known.ids.truncate(n);
         while n < ids.len() - 1 {
             let part = (ids.len() - 1 - n).min(self.passes.max_pass() as usize);
             let row = self.row(slot, ids, n, part as u32);
             let adapted = self.model.adapted_by(None)?;
             self.passes.compute_prompt((&self.model, adapted), row, &ids[n..n + part]).await?;
+            self.known[slot as usize - 1].ids.extend(&ids[n..n + part]);
             n += part;
         }
-        self.known[slot as usize - 1] = Known { ids: ids[..n].to_vec(), angles };
         Ok(())
     }
 
-    /// What a pass over some of a sequence's tokens is told, from position `pos` on.
+    /// The state row of a pass over some of a sequence's tokens, from position `pos` on.
     fn row(&self, slot: u32, ids: &[u32], pos: usize, n_tokens: u32) -> StateRow {
         let first = 1 + (slot - 1) * self.pages_each;
         StateRow {

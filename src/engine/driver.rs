@@ -18,7 +18,7 @@ use super::watchdog::Watchdog;
 use crate::device::Device;
 use crate::error::Error;
 use crate::generate::{Model, StopReason};
-use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
+use crate::kernels::{NON_FINITE, PAGE, Sampling, mask_words};
 use crate::loss::LossReason;
 use crate::model::{Drawing, Sampler};
 use crate::panics::{caught, caught_in};
@@ -101,9 +101,9 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Memory of the weights and of what all sequences share, on all devices that compute layers, with that of a model that guesses.
+    /// Memory of the weights and of what all sequences share, on all devices that compute layers, with that of a draft model.
     pub fn plan(&self) -> MemoryPlan {
-        self.passes.plans_before().fold(self.passes.plan() + self.guesses.plan(), |sum, plan| sum + plan)
+        self.passes.whole_plan() + self.guesses.plan()
     }
 
     /// Computes until no request comes any more. After an error all that were computed have failed. After a panic it ends, and who
@@ -594,7 +594,7 @@ impl Driver {
         let next = adapters().filter(|adapter| **adapter > ahead.adapter).min().or(adapters().min());
         let adapter = next.cloned().flatten();
         ready.retain(|&i| running[i].request.adapter == adapter);
-        // What is computed once more leaves some for the next pass.
+        // Where tokens are computed once more, some sequences may have to wait for the next pass.
         let mut n_free = self.passes.n_rows() as usize;
         ready.retain(|&i| {
             let n_rows = self.running[i].n_rows();
@@ -667,13 +667,9 @@ impl Driver {
         if sampler.draw != Drawing::None || sampler.penalize {
             device.write(&passes.rows().sampling, 0, bytemuck::cast_slice::<_, u32>(&settings))?;
         }
-        // The first row says how many count.
-        rows[0].n_tokens = rows.len() as u32;
         let form = RowsForm { sampler, has_runs: n_rows > ready.len() };
         self.ahead.begin(rows.iter().map(|row| (row.slot, row.token)), form, adapter, broken);
-        // The others write to the page and the state that are nobody's.
-        rows.resize(rows.len().next_power_of_two(), StateRow::default());
-        passes.set_rows(model, &rows)?;
+        passes.set_rows(model, rows)?;
         self.update(|stats| stats.drafted_tokens += n_guesses as u64);
         self.submit_pass().await
     }
@@ -877,8 +873,7 @@ fn keep_states(passes: &Passes, pages: &mut Pages, sequence: &Sequence) -> Resul
 }
 
 /// What the sequences of an engine share, as much of it as the memory allows and up to so many pages: on a GPU, whose memory nobody
-/// knows, it is allocated to see that. Half of the pages are tried where there is no memory for all.
-/// `beside`: the memory of a model that guesses.
+/// knows, it is allocated to see that. Half of the pages are tried where there is no memory for all. `beside`: what a draft model takes.
 fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: MemoryPlan) -> Result<Passes, Error> {
     let pages_each = model.context_length().div_ceil(PAGE);
     let n_sequences = options.max_sequences;

@@ -106,7 +106,7 @@ impl Guesses {
         let vocab_size = model.config().vocab_size;
         let mut ending = Ending::Guess;
         while !last.is_empty() {
-            let chosen = passes.guess_further(&left, ending).await?;
+            let chosen = passes.guess_further(left.clone(), ending).await?;
             let idle = vec![StateRow::default(); left.len()];
             let before = std::mem::replace(&mut left, idle);
             last.retain(|&(slot, at, n)| {

@@ -33,7 +33,8 @@ pub struct EngineOptions {
     /// nothing.
     pub draft_tokens: u32,
     /// The same by the model's own head for further tokens, if it was loaded with one
-    /// ([`LoadOptions::further_tokens`](crate::LoadOptions::further_tokens)), where prompt look-up finds nothing.
+    /// ([`LoadOptions::further_tokens`](crate::LoadOptions::further_tokens)), where prompt look-up finds nothing. With 0 the head
+    /// guesses nothing, whatever requests ask for: it has no memory then.
     pub further_tokens: u32,
     /// How long a step may take: the first ones compile shaders, which takes seconds on some devices. A GPU that takes longer
     /// is given up, as one that is lost; of the CPU it is only counted. No limit if `None`; never one in a browser.

@@ -49,6 +49,11 @@ impl Passes {
         self.last.plan()
     }
 
+    /// The same on all devices together.
+    pub fn whole_plan(&self) -> MemoryPlan {
+        self.plans_before().fold(self.plan(), |sum, plan| sum + plan)
+    }
+
     /// The same on each device before it.
     pub fn plans_before(&self) -> impl Iterator<Item = MemoryPlan> {
         self.before.iter().map(Stage::plan)
@@ -70,10 +75,11 @@ impl Passes {
     /// # Errors
     /// Those of writing, and of reading rows of tables from the file.
     #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
-    pub fn set_rows(&self, model: &Model, rows: &[StateRow]) -> Result<(), Error> {
+    pub fn set_rows(&self, model: &Model, rows: Vec<StateRow>) -> Result<(), Error> {
+        let rows = padded(rows);
         #[cfg(not(target_arch = "wasm32"))]
-        self.fetch_rows(model, rows)?;
-        self.stages().try_for_each(|stage| stage.rows.state.set_rows(&stage.device, rows))
+        self.fetch_rows(model, &rows)?;
+        self.stages().try_for_each(|stage| stage.rows.state.set_rows(&stage.device, &rows))
     }
 
     /// Hands the first device the rows of tables that are in the file, and their numbers, if there are such tables.
@@ -214,9 +220,7 @@ impl Passes {
         let chosen = self.last.rows.chosen.clone();
         model.run_and_read(self.last.pass(Some(adapted), Pass::Rows(n_rows, form)).await?, n as usize, &chosen, 1)
     }
-}
 
-impl Passes {
     /// Whether the head for further tokens guesses. It does so in no browser.
     pub fn has_further(&self) -> bool {
         cfg!(not(target_arch = "wasm32")) && self.sizes.further
@@ -243,18 +247,25 @@ impl Passes {
     /// # Errors
     /// As [`Passes::compute_prompt`].
     #[cfg(not(target_arch = "wasm32"))]
-    pub async fn guess_further(&mut self, rows: &[StateRow], ending: Ending) -> Result<Vec<u32>, Error> {
+    pub async fn guess_further(&mut self, rows: Vec<StateRow>, ending: Ending) -> Result<Vec<u32>, Error> {
         let stage = &mut self.last;
         let Some(further) = &stage.rows.further else { return Ok(Vec::new()) };
-        let n_rows = (rows.len() as u32).next_power_of_two();
-        let idle = n_rows as usize - rows.len();
-        let mut rows: Vec<_> = rows.iter().cloned().chain((0..idle).map(|_| StateRow::default())).collect();
-        // The first row says how many there are.
-        rows[0].n_tokens = n_rows;
+        let rows = padded(rows);
+        let n_rows = rows.len() as u32;
         further.state().set_rows(&stage.device, &rows)?;
         let (device, chosen) = (stage.device.clone(), stage.rows.chosen.clone());
         device.replay_and_read(stage.pass(None, Pass::Guess(n_rows, ending)).await?, &chosen, 1)?.await
     }
+}
+
+/// As many rows as a pass has. The first one says how many count; the others write to the page and the state that are nobody's.
+fn padded(mut rows: Vec<StateRow>) -> Vec<StateRow> {
+    let n = rows.len();
+    rows.resize(n.next_power_of_two(), StateRow::default());
+    if let Some(first) = rows.first_mut() {
+        first.n_tokens = n as u32;
+    }
+    rows
 }
 
 /// Has a device's next pass begin with the rows that the device before it left, if there is one.

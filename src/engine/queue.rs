@@ -108,7 +108,7 @@ pub struct EngineStats {
     pub cached_tokens: u64,
     /// Tokens that were generated.
     pub generated_tokens: u64,
-    /// Tokens that were guessed, by prompt look-up or a draft model.
+    /// Tokens that were guessed, by prompt look-up, a draft model or the head for further tokens.
     pub drafted_tokens: u64,
     /// Of these the ones that the model chose as well.
     pub accepted_tokens: u64,

@@ -213,14 +213,7 @@ impl Sequence {
     /// What the head for further tokens goes on with after the first `n` rows of a pass over the sequence's rows: their positions with
     /// the tokens that came next.
     pub fn followed_rows(&self, n: usize) -> impl Iterator<Item = StateRow> + '_ {
-        let first = self.row(1);
-        let came_next = self.came_next(n).iter();
-        (0..).zip(came_next).map(move |(n_before, &token)| StateRow {
-            pos: first.pos + n_before,
-            token,
-            n_before,
-            ..first.clone()
-        })
+        self.rows_of(self.came_next(n).iter())
     }
 
     /// The tokens after each of the next `n` that are not cached.
@@ -275,8 +268,12 @@ impl Sequence {
 
     /// Rows of a pass over what is not computed and guessed tokens after it.
     pub fn rows<'a>(&'a self, guesses: &'a [u32]) -> impl Iterator<Item = StateRow> + 'a {
+        self.rows_of(self.ids[self.n_cached..].iter().chain(guesses))
+    }
+
+    /// Rows at the positions after those that are cached, with these tokens.
+    fn rows_of<'a>(&self, ids: impl Iterator<Item = &'a u32>) -> impl Iterator<Item = StateRow> {
         let first = self.row(1);
-        let ids = self.ids[self.n_cached..].iter().chain(guesses);
         (0..).zip(ids).map(move |(n_before, &token)| StateRow {
             pos: first.pos + n_before,
             token,

@@ -8,7 +8,8 @@ const ENOUGH: usize = 8;
 const MOST_SEARCHED: usize = 1 << 14;
 
 /// Up to `n` tokens that may come next: those that followed where most of the last tokens came up before, the latest such
-/// place first. Where the end repeats itself, so does the draft. Empty if the last two tokens are new. The latest 16,384 tokens are searched.
+/// place first. Where the end repeats itself, so does the draft. Empty if the last two tokens are new.
+/// The latest 16,384 tokens are searched.
 ///
 /// Yang et al. 2023, arXiv:2304.04487, copy from reference texts in this way, and Saxena 2023 from the prompt.
 pub(crate) fn look_up(ids: &[u32], n: usize) -> Vec<u32> {

@@ -111,7 +111,7 @@ impl ShortConv<'_> {
     /// Shader: `shaders/short_conv.wgsl`.
     ///
     /// # Shapes
-    /// `x`: `[T, 3 C]` if gated, else `[T, first + C]` or wider; `past`: `[N_STATES, 3, C]`, or `[sequences, 3, C]` where sequences share it; `y`: `[T, C]`.
+    /// `x`: `[T, 3 C]` if gated, else `[T, first + C]` or wider; `past`: `[N_STATES, 3, C]`, or `[sequences * states, 3, C]` where sequences share it; `y`: `[T, C]`.
     /// # Errors
     /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for more than four taps.
     pub fn record(
@@ -186,7 +186,7 @@ impl DeltaRule {
     ///
     /// # Shapes
     /// `qkv`: `[T, channels]`; `x`: `[T, inputs]`, of which the columns after the channels count; `heads`: decays, `[H]`,
-    /// time steps, `[H]`, and the norm's weights, `[Dv]`, one after the other; `matrices`: `[N_STATES, H, Dk, Dv]`, or `[sequences, H, Dk, Dv]`; `y`:
+    /// time steps, `[H]`, and the norm's weights, `[Dv]`, one after the other; `matrices`: `[N_STATES, H, Dk, Dv]`, or `[sequences * states, H, Dk, Dv]`; `y`:
     /// `[T, H Dv]`.
     /// # Errors
     /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for a shape that is out of range.
@@ -273,7 +273,7 @@ impl SelectiveScan {
     ///
     /// # Shapes
     /// `vbc`: `[T, channels]`; `x`: `[T, inputs]`, of which gates and time steps count; `heads`: `[3 H]`, decays, biases of
-    /// the time steps, and factors of the values that are added; `matrices`: `[N_STATES, H, N, P]`, or `[sequences, H, N, P]`; `y`: `[T, H P]`.
+    /// the time steps, and factors of the values that are added; `matrices`: `[N_STATES, H, N, P]`, or `[sequences * states, H, N, P]`; `y`: `[T, H P]`.
     /// # Errors
     /// [`Error::Shape`] if the operands disagree, [`Error::Operand`] for a shape that is out of range.
     pub fn record(

@@ -40,7 +40,8 @@ pub enum LayerCache {
     Keys(CachedKeys),
     /// States after some positions, in turns.
     State {
-        /// Inputs of the convolution, `[N_STATES, 3, channels]`; of sequences that share a cache, one for each of them.
+        /// Inputs of the convolution, `[N_STATES, 3, channels]`; of sequences that share a cache, as many for each as
+        /// [`StepState::with_states`](crate::kernels::StepState::with_states) says.
         past: Tensor,
         /// The matrix of each head, `[N_STATES, H, Dk, Dv]`, where there is one.
         matrices: Option<Tensor>,
@@ -119,7 +120,7 @@ impl KvCache {
     }
 
     /// Declares a cache for some layers that sequences share: `n_pages` pages of [`PAGE`] positions, the first of which is nobody's, and states
-    /// of `n_slots` sequences. Each has up to `capacity` positions, a multiple of a page.
+    /// in `n_slots` places, one or several for each sequence. A sequence has up to `capacity` positions, a multiple of a page.
     ///
     /// # Errors
     /// As [`KvCache::declare`].
