@@ -141,7 +141,9 @@ export function isTrap(error: unknown): boolean {
   return error instanceof WebAssembly.RuntimeError
     || (error instanceof RangeError && error.message.includes("call stack"))
     // Firefox has an error of its own.
-    || (error instanceof Error && error.name === "InternalError" && error.message.includes("recursion"));
+    || (error instanceof Error && error.name === "InternalError" && error.message.includes("recursion"))
+    // By wasm-bindgen: a trap left it borrowed, and was caught.
+    || (error instanceof Error && error.message.includes("Rust value while it was borrowed"));
 }
 
 /** Prepares any thrown value for the journey to the other thread. */

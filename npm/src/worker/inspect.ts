@@ -20,35 +20,32 @@ const USUAL_CONTEXT = 4096;
 export async function inspect(request: InspectRequest, asked: Asked): Promise<ModelReport> {
   await start();
   const files = await open(request, [...CHAT_FILES, ...SENTENCE_FILES], asked, [], () => {}, { peek: true });
-  let header: Header | undefined;
   try {
-    header = await readHeader(request, files, asked);
-    return await report(header, request, files, asked);
-  } catch (error) {
-    if (isTrap(error)) {
-      header = undefined;
-    }
-    throw error;
+    const read = files.filter(({ name }) => name !== TOKENIZER);
+    return await using(new Header(read.map(describe)), async (header) => {
+      if (request.source.name !== undefined) {
+        header.setFolder(request.source.name);
+      }
+      await feed(header, read, asked.signal, () => {});
+      return report(header, request, files, asked);
+    });
   } finally {
-    header?.free();
     await Promise.all(files.map((file) => file.close(false)));
   }
 }
 
-async function readHeader({ source }: InspectRequest, files: ModelFile[], { signal }: Asked): Promise<Header> {
-  const read = files.filter(({ name }) => name !== TOKENIZER);
-  const header = new Header(read.map(describe));
+/** Frees what is used, unless WASM trapped: it may be borrowed still, and the error of that would hide the trap. */
+async function using<T extends { free(): void }, R>(it: T, use: (it: T) => R | Promise<R>): Promise<R> {
+  let trapped = false;
   try {
-    if (source.name !== undefined) {
-      header.setFolder(source.name);
-    }
-    await feed(header, read, signal, () => {});
-    return header;
+    return await use(it);
   } catch (error) {
-    if (!isTrap(error)) {
-      header.free();
-    }
+    trapped = isTrap(error);
     throw error;
+  } finally {
+    if (!trapped) {
+      it.free();
+    }
   }
 }
 
@@ -78,14 +75,10 @@ async function report(header: Header, request: InspectRequest, files: ModelFile[
     }
     try {
       const { device } = await openPlace({ choice, subgroups: true }, asked.caller);
-      try {
-        const { memory, fits } = forecast(header, device, result, request, asked);
-        result.fits[choice] = fits;
-        if (memory !== undefined) {
-          result.memory[choice] = memory;
-        }
-      } finally {
-        device.free();
+      const { memory, fits } = await using(device, () => forecast(header, device, result, request, asked));
+      result.fits[choice] = fits;
+      if (memory !== undefined) {
+        result.memory[choice] = memory;
       }
     } catch (error) {
       if (isTrap(error) || codeOf(error) === "option") {
