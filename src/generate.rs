@@ -16,6 +16,8 @@ mod kept;
 mod loader;
 mod logprobs;
 mod lookup;
+#[cfg(not(target_arch = "wasm32"))]
+mod mailbox;
 mod model;
 mod options;
 mod pace;

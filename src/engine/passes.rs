@@ -177,7 +177,7 @@ impl Passes {
             left = Some(device.run_and_read(stage.of_prompt(None, size).await?, &stream)?.await?);
         }
         take_left(&self.last.device, &self.last.prompt, left)?;
-        model.run(self.last.of_prompt(Some(adapted), size).await?, ids.len())
+        model.run(self.last.of_prompt(Some(adapted), size).await?, ids.len()).await
     }
 
     /// Submits a pass over the rows that were set, of which there are `n`, and reads the tokens that it chooses.
@@ -199,7 +199,7 @@ impl Passes {
         }
         take_left(&self.last.device, &self.last.rows, left)?;
         let chosen = self.last.rows.chosen.clone();
-        model.run_and_read(self.last.of_rows(Some(adapted), n_rows, sampler).await?, n as usize, &chosen, 1)
+        model.run_and_read(self.last.of_rows(Some(adapted), n_rows, sampler).await?, n as usize, &chosen, 1).await
     }
 }
 

@@ -57,8 +57,9 @@ pub struct LoadOptions<'a> {
     /// Where the memory does not hold the model, leave a part of it in the file in place of refusing the model: tables of which
     /// a pass reads a few rows, as with `stream_rows`, and if that is not enough as many layers as must be, which are read again
     /// in each pass. Of a mixture of experts everything else stays if that leaves less to be read, with the experts of each
-    /// layer that are used most, and others are read when a token chooses them. [`Model::streaming`] tells. For files that are
-    /// there as a whole, natively.
+    /// layer that are used most, and others are read when a token chooses them. [`Model::streaming`] tells. Passes of several
+    /// sessions then take turns: a future that waits in one is to be awaited or dropped before another's goes on. For files that
+    /// are there as a whole, natively.
     pub stream_layers: bool,
     /// Reads whole layers also where some experts of each could be kept, so that a bench can tell the difference.
     #[doc(hidden)]
@@ -438,17 +439,18 @@ impl Model {
 
     /// Runs a pass, of whose rows the first `n_rows` are those of tokens.
     #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
-    pub(crate) fn run(&self, pass: &Recording, n_rows: usize) -> Result<(), Error> {
+    pub(crate) async fn run(&self, pass: &Recording, n_rows: usize) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
         if let Some(streamed) = &self.inner.streamed {
-            return streamed.run(&self.device, pass, n_rows);
+            let rest = |steps| self.device.run_steps(pass, steps);
+            return streamed.run(&self.device, (pass, n_rows), rest).await;
         }
         self.device.run(pass)
     }
 
     /// Runs a pass as [`Model::run`], `n_runs` times, or once where layers are streamed, and reads a tensor after each run.
     #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
-    pub(crate) fn run_and_read(
+    pub(crate) async fn run_and_read(
         &self,
         pass: &Recording,
         n_rows: usize,
@@ -457,7 +459,8 @@ impl Model {
     ) -> Result<Pending, Error> {
         #[cfg(not(target_arch = "wasm32"))]
         if let Some(streamed) = &self.inner.streamed {
-            return streamed.run_and_read(&self.device, pass, n_rows, tensor);
+            let rest = |steps| self.device.run_steps_and_read(pass, steps, tensor, 1);
+            return streamed.run(&self.device, (pass, n_rows), rest).await;
         }
         self.device.replay_and_read(pass, tensor, n_runs)
     }
@@ -870,7 +873,7 @@ impl Model {
             device.write(further.tokens(), 0, ids.get(1..).unwrap_or_default())?;
             further.state().set_turned(device, 0, n_tokens - 1, angles)?;
         }
-        self.run(&recording, ids.len())?;
+        self.run(&recording, ids.len()).await?;
         let mut trace = Trace { logits: device.read(&logits).await?, hidden: Vec::new(), further: None };
         for kept in &hidden {
             trace.hidden.push(device.read(kept).await?);

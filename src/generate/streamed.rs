@@ -8,18 +8,20 @@
 //! Of a mixture of experts these may be the experts' matrices alone, see [`super::kept`].
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::kept::{Kept, KeptStats};
-use crate::device::{Device, Pending};
+use super::mailbox::Mailbox;
+use crate::device::Device;
 use crate::error::Error;
 use crate::load::{Catalog, Feed, FileBytes};
 use crate::matrix::Matrix;
 use crate::model::{Destination, ExpertWeights, Transformer, layer_of};
+use crate::platform::spawn;
 use crate::recording::Recording;
 use crate::tensor::{Block, Role, Tensor};
 
@@ -245,8 +247,8 @@ pub(super) struct Streamed {
     files: Arc<Vec<FileBytes>>,
     /// Reads single experts for passes of a few tokens.
     kept: Option<Arc<Kept>>,
-    /// Held by a pass to its end: slots serve one at a time.
-    lane: Mutex<Option<Lane>>,
+    /// Taken by a pass to its end: slots serve one at a time.
+    lane: Mailbox<Option<Lane>>,
     plan: Streaming,
     n_read: Arc<AtomicU64>,
     read_bytes: Arc<AtomicU64>,
@@ -259,7 +261,7 @@ struct Lane {
     /// Tells it which slot may be overwritten. Dropping it ends the thread.
     free: Option<Sender<usize>>,
     /// Layers that are in their slots.
-    ready: Receiver<Result<usize, Error>>,
+    ready: Arc<Mailbox<Result<usize, Error>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -277,6 +279,32 @@ impl Drop for Lane {
         self.free = None;
         let _ = self.thread.take().map(JoinHandle::join);
     }
+}
+
+/// A pass's turn with the slots.
+struct Turn<'a> {
+    lanes: &'a Mailbox<Option<Lane>>,
+    /// What is left to the next pass, which begins anew without it.
+    lane: Option<Lane>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.lanes.put(self.lane.take());
+    }
+}
+
+/// Tells a pass what its thread read, and when the thread is gone.
+struct Told(Arc<Mailbox<Result<usize, Error>>>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.put(Err(of_thread(std::io::ErrorKind::Other.into())));
+    }
+}
+
+fn of_thread(source: std::io::Error) -> Error {
+    Error::Io { path: "the thread that reads layers".into(), source }
 }
 
 impl Streamed {
@@ -326,7 +354,7 @@ impl Streamed {
             layers: streamed.iter().map(|(layer, tensors)| (*layer, feed(tensors))).collect(),
             tensors: streamed.into_iter().map(|(_, tensors)| tensors).collect(),
             files,
-            lane: Mutex::new(None),
+            lane: Mailbox::new([None]),
             kept: kept.map(Arc::new),
             plan,
             n_read: Arc::default(),
@@ -373,81 +401,54 @@ impl Streamed {
         }
     }
 
-    /// Runs a recording, of whose rows the first `n_rows` are those of tokens.
+    /// Runs a recording, of whose rows the first `n_rows` are those of tokens, up to the last step that waits for the file, and
+    /// has `rest` run the others. Whoever drops the future before its end has computed a part of a pass.
     ///
     /// # Errors
-    /// Those of reading and of [`Device::run`].
-    pub fn run(&self, device: &Device, recording: &Recording, n_rows: usize) -> Result<(), Error> {
-        self.run_up_to_last(device, (recording, n_rows), |first| {
-            device.run_steps(recording, first..recording.n_dispatches())
-        })
-    }
-
-    /// Runs a recording and reads a tensor after it.
-    ///
-    /// # Errors
-    /// As [`Streamed::run`].
-    pub fn run_and_read(
-        &self,
-        device: &Device,
-        recording: &Recording,
-        n_rows: usize,
-        tensor: &Tensor,
-    ) -> Result<Pending, Error> {
-        self.run_up_to_last(device, (recording, n_rows), |first| {
-            device.run_steps_and_read(recording, first..recording.n_dispatches(), tensor, 1)
-        })
-    }
-
-    /// Runs all steps up to the last that need a layer which is streamed, and does the rest, from a step on, with `rest`.
-    fn run_up_to_last<R>(
+    /// Those of reading, of [`Device::run`] and of `rest`.
+    pub async fn run<R>(
         &self,
         device: &Device,
         (recording, n_rows): (&Recording, usize),
-        rest: impl FnOnce(usize) -> Result<R, Error>,
+        rest: impl FnOnce(Range<usize>) -> Result<R, Error>,
     ) -> Result<R, Error> {
-        let mut held = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = recording.n_dispatches();
+        let mut turn = Turn { lane: self.lane.take().await, lanes: &self.lane };
         if let (Some(kept), false) = (&self.kept, recording.choices().is_empty()) {
-            return kept.run_up_to_last((device, &self.files), (recording, n_rows), rest);
+            let done = kept.run_up_to_last((device, &self.files), (recording, n_rows)).await?;
+            return rest(done..end);
         }
         let position = |layer: u32| self.layers.iter().position(|(streamed, _)| *streamed == layer as usize);
         if recording.layers().all(|(layer, _)| position(layer).is_none()) {
-            return rest(0);
+            return rest(0..end);
         }
-        let run = || {
-            device.prepare(recording)?;
-            let lane = match &mut *held {
-                Some(lane) => lane,
-                none => none.insert(self.start(device)?),
-            };
-            let mut done = 0;
-            for (layer, steps) in recording.layers() {
-                let Some(i) = position(layer) else { continue };
-                if steps.start > done {
-                    device.run_steps(recording, done..steps.start)?;
-                }
-                self.wait_for(lane, layer as usize)?;
-                device.run_steps(recording, steps.clone())?;
-                // Whatever is written from now on is written after these steps.
-                lane.release(i % SLOTS);
-                done = steps.end;
-            }
-            rest(done)
+        device.prepare(recording)?;
+        // A pass that fails or is given up leaves none.
+        let lane = match turn.lane.take() {
+            Some(lane) => lane,
+            None => self.start(device)?,
         };
-        let result = run();
-        if result.is_err() {
-            // Another pass begins anew.
-            *held = None;
+        let mut done = 0;
+        for (layer, steps) in recording.layers() {
+            let Some(i) = position(layer) else { continue };
+            if steps.start > done {
+                device.run_steps(recording, done..steps.start)?;
+            }
+            self.wait_for(&lane, layer as usize).await?;
+            device.run_steps(recording, steps.clone())?;
+            // Whatever is written from now on is written after these steps.
+            lane.release(i % SLOTS);
+            done = steps.end;
         }
-        result
+        let result = rest(done..end)?;
+        turn.lane = Some(lane);
+        Ok(result)
     }
 
     /// Waits until a layer is in its slot.
-    fn wait_for(&self, lane: &Lane, layer: usize) -> Result<(), Error> {
+    async fn wait_for(&self, lane: &Lane, layer: usize) -> Result<(), Error> {
         let start = Instant::now();
-        let gone =
-            || Error::Io { path: "the thread that reads layers".into(), source: std::io::ErrorKind::Other.into() };
-        let ready = lane.ready.recv().map_err(|_| gone())??;
+        let ready = lane.ready.take().await?;
         self.waiting_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         // Passes have all layers in order, and one that fails ends the thread.
         debug_assert_eq!(ready, layer);
@@ -457,11 +458,12 @@ impl Streamed {
     /// Starts a thread that reads the layers in order, again and again, as slots become free.
     fn start(&self, device: &Device) -> Result<Lane, Error> {
         let (free, frees) = channel();
-        let (send, ready) = channel();
+        let ready = Arc::new(Mailbox::new([]));
+        let told = Told(ready.clone());
         let (layers, files, device) = (self.layers.clone(), self.files.clone(), device.clone());
         let (n_read, reading_ns) = (self.n_read.clone(), self.reading_ns.clone());
         let (kept, read_bytes) = (self.kept.clone(), self.read_bytes.clone());
-        let read_all = move || {
+        let read_all = async move {
             let mut is_free = [true; SLOTS];
             for (i, (layer, feed)) in layers.iter().enumerate().cycle() {
                 while !is_free[i % SLOTS] {
@@ -473,32 +475,32 @@ impl Streamed {
                 is_free[i % SLOTS] = false;
                 let start = Instant::now();
                 let read = match &kept {
-                    Some(kept) => kept.read_layer(*layer as u32, &device, &files),
-                    None => read(feed.clone(), &device, &files),
+                    Some(kept) => kept.read_layer(*layer as u32, &device, &files).await,
+                    None => read(feed.clone(), &device, &files).await,
                 };
                 reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
                 n_read.fetch_add(1, Ordering::Relaxed);
                 read_bytes.fetch_add(*read.as_ref().unwrap_or(&0), Ordering::Relaxed);
                 let failed = read.is_err();
-                if send.send(read.map(|_| *layer)).is_err() || failed {
+                told.0.put(read.map(|_| *layer));
+                if failed {
                     return;
                 }
             }
         };
-        let spawned = thread::Builder::new().name("tilewright layers".into()).spawn(read_all);
-        let thread = spawned.map_err(|source| Error::Io { path: "the thread that reads layers".into(), source })?;
+        let thread = spawn("tilewright layers", read_all).map_err(of_thread)?;
         Ok(Lane { free: Some(free), ready, thread: Some(thread) })
     }
 }
 
 /// Reads all of a feed, and returns its bytes. What is on its way to the device is bounded.
-pub(super) fn read(mut feed: Feed, device: &Device, files: &[FileBytes]) -> Result<u64, Error> {
+pub(super) async fn read(mut feed: Feed, device: &Device, files: &[FileBytes]) -> Result<u64, Error> {
     const MOST_IN_FLIGHT: u64 = 32 << 20;
     let mut in_flight = 0;
     while feed.take_piece(device, files)? {
         in_flight += feed.take_uploaded();
         if in_flight >= MOST_IN_FLIGHT {
-            pollster::block_on(device.drained())?;
+            device.drained().await?;
             in_flight = 0;
         }
     }
