@@ -21,6 +21,7 @@ mod mailbox;
 mod model;
 mod options;
 mod pace;
+mod part;
 mod passes;
 #[cfg(not(target_arch = "wasm32"))]
 mod rows;

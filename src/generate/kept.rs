@@ -145,10 +145,7 @@ impl Layer {
 
 impl Kept {
     /// Of weights with slots.
-    ///
-    /// # Errors
-    /// [`Error::Config`] naming a tensor of the file that does not keep its experts one after the other.
-    pub fn new(transformer: &Transformer, catalog: &Catalog) -> Result<Kept, Error> {
+    pub fn new(transformer: &Transformer, catalog: &Catalog) -> Kept {
         let blocks =
             transformer.layers().zip(transformer.weights.blocks.iter().skip(transformer.layers().start as usize));
         let layers = blocks.filter_map(|(number, block)| {
@@ -156,7 +153,7 @@ impl Kept {
             let slots = Mutex::new(Slots::new(experts.n_experts(), experts.n_slots()));
             Some(Layer { number, experts, slots })
         });
-        let kept = Kept {
+        Kept {
             catalog: catalog.clone(),
             layers: layers.collect(),
             n_chosen: AtomicU64::new(0),
@@ -164,11 +161,7 @@ impl Kept {
             n_read: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
             reading_ns: AtomicU64::new(0),
-        };
-        for Layer { experts, .. } in &kept.layers {
-            Feed::of_expert(catalog, experts.parts(0, 0))?;
         }
-        Ok(kept)
     }
 
     fn layer(&self, number: u32) -> Result<&Layer, Error> {
@@ -204,8 +197,8 @@ impl Kept {
         Duration::from_nanos(self.reading_ns.load(Ordering::Relaxed))
     }
 
-    /// Runs all steps up to the last choice of experts, and returns the number of the next one. The first `n_rows` of the
-    /// recording's rows are those of tokens.
+    /// Runs all steps up to the last choice of experts, and returns the number of the next one. The first `n_rows` of
+    /// the recording's rows are those of tokens.
     ///
     /// # Errors
     /// Those of reading and of [`Device::run`].

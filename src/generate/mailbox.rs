@@ -5,7 +5,8 @@ use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-/// Values on their way, first in, first out. With one value, which each taker puts back, it is a lock for which nobody blocks.
+/// Values on their way, first in, first out. With one value, which each taker puts back, it is a lock for which
+/// nobody blocks.
 pub(super) struct Mailbox<T>(Mutex<Content<T>>);
 
 struct Content<T> {
