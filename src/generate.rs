@@ -16,9 +16,12 @@ mod kept;
 mod loader;
 mod logprobs;
 mod lookup;
+#[cfg(not(target_arch = "wasm32"))]
+mod mailbox;
 mod model;
 mod options;
 mod pace;
+mod part;
 mod passes;
 #[cfg(not(target_arch = "wasm32"))]
 mod rows;

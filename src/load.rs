@@ -19,6 +19,7 @@ mod loader;
 mod lora;
 mod mxfp4;
 mod outline;
+mod placement;
 mod reader;
 mod scaling;
 mod shards;
@@ -52,6 +53,9 @@ pub use lora::AdapterFile;
 #[cfg(feature = "lora")]
 pub(crate) use lora::Factors;
 pub use outline::{Outline, WeightShare};
+pub(crate) use placement::{Asked, Needs, Placement};
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) use placement::{ExpertSizes, InFile, LayerSizes, SLOTS, Share, Sizes, layers_before, slot_sizes};
 pub use reader::{FileName, Head, HeaderReader};
 #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
 pub(crate) use shards::{numbered, stem};

@@ -231,6 +231,12 @@ impl Matrix {
         Matrix { tuned_rows: other.tuned_rows, ..self }
     }
 
+    /// Bytes of so many rows without what a slab is rounded up by.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn bytes_of(&self, rows: u32) -> u64 {
+        packed_words(self.weight, rows, self.cols) * 4
+    }
+
     /// Whether so many rows, wherever a multiple of them begins, can be written again without their neighbours: tails of an odd
     /// number of halves share a word with those of the next row.
     #[cfg(not(target_arch = "wasm32"))]

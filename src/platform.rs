@@ -10,6 +10,18 @@ pub(crate) trait MaybeSend {}
 #[cfg(target_arch = "wasm32")]
 impl<T> MaybeSend for T {}
 
+/// Runs a future to its end on a thread of its own, which may wait.
+///
+/// # Errors
+/// That the system has no thread.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) fn spawn(
+    name: &str,
+    work: impl Future<Output = ()> + Send + 'static,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).spawn(|| pollster::block_on(work))
+}
+
 /// Lets a browser's event loop take its turn in the middle of long work; elsewhere nothing waits for the calling thread.
 pub(crate) async fn pause() {
     #[cfg(target_arch = "wasm32")]

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { codeOf, ENGINE_CODES } from "../build/errors.js";
+import { codeOf, ENGINE_CODES, isTrap } from "../build/errors.js";
 
 const read = (path) => readFileSync(new URL(`../../${path}`, import.meta.url), "utf8");
 const withoutComments = (text) => text.replace(/\/\*[^]*?\*\/|\/\/[^\n]*/g, "");
@@ -84,4 +84,10 @@ test("reasons, tiers, poolings and cache types are those of the engine", () => {
   assert.deepEqual(inTypes("Tier").sort(), inRust("src/shaders.rs", "pub fn name(").filter((tier) => !tier.startsWith("matrix")).sort());
   assert.deepEqual(inTypes("Pooling").sort(), inRust("src/kernels/pool.rs", "pub fn name(").sort());
   assert.deepEqual(inTypes("KvType").sort(), inRust("src/kernels/cached.rs", "pub fn name(").sort());
+});
+
+test("a value that a trap left borrowed stands for the trap", () => {
+  const message = "attempted to take ownership of Rust value while it was borrowed";
+  assert.ok(readFileSync(new URL("../../pkg/tilewright_bg.wasm", import.meta.url)).includes(message), "wasm-bindgen says something else");
+  assert.ok(isTrap(new Error(message)) && !isTrap(new Error("it is borrowed")));
 });

@@ -195,7 +195,7 @@ impl Passes {
             left = Some(device.run_and_read(stage.pass(None, Pass::Prompt(size)).await?, &stream)?.await?);
         }
         take_left(&self.last.device, &self.last.prompt, left)?;
-        model.run(self.last.pass(Some(adapted), Pass::Prompt(size)).await?, ids.len())
+        model.run(self.last.pass(Some(adapted), Pass::Prompt(size)).await?, ids.len()).await
     }
 
     /// Submits a pass over the rows that were set, of which there are `n`, and reads the tokens that it chooses.
@@ -218,7 +218,7 @@ impl Passes {
         }
         take_left(&self.last.device, &self.last.rows, left)?;
         let chosen = self.last.rows.chosen.clone();
-        model.run_and_read(self.last.pass(Some(adapted), Pass::Rows(n_rows, form)).await?, n as usize, &chosen, 1)
+        model.run_and_read(self.last.pass(Some(adapted), Pass::Rows(n_rows, form)).await?, n as usize, &chosen, 1).await
     }
 
     /// Whether the head for further tokens guesses. It does so in no browser.
@@ -238,7 +238,7 @@ impl Passes {
         stage.device.write(further.tokens(), row.pos as usize, came_next)?;
         further.state().set_rows(&stage.device, &[row])?;
         let size = rows_for(came_next.len() as u32).min(self.sizes.max_pass);
-        model.run(stage.pass(None, Pass::Follow(size)).await?, came_next.len())
+        model.run(stage.pass(None, Pass::Follow(size)).await?, came_next.len()).await
     }
 
     /// Has the head guess after each of these rows: those that the last pass over rows left, or with [`Ending::GuessOn`] those that it

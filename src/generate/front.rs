@@ -4,13 +4,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::model::LoadOptions;
+use super::part::Part;
 use super::passes::{RecordedPasses, Room};
-use super::rows::{self, RowTables};
+use super::rows::RowTables;
 use crate::device::Device;
 use crate::error::Error;
-use crate::load::{Catalog, Feed, FileBytes};
+use crate::load::{Catalog, Feed, FileBytes, layers_before};
 use crate::memory::Limit;
-use crate::model::{Ending, KvCache, ModelConfig, Transformer, Weights};
+use crate::model::{Ending, KvCache, ModelConfig, Transformer};
 use crate::recording::MemoryPlan;
 use crate::tuning::while_testing;
 
@@ -23,79 +24,39 @@ pub struct DeviceLayers {
     pub n_layers: u32,
 }
 
-/// Which layers other devices than the model's own compute, from the first layer on.
+/// Which layers other devices than the model's own compute, from the first layer on; those of a model whose file
+/// arrives piece by piece are all on its own.
 ///
 /// # Errors
-/// [`Error::Option`] if the model's own device is left without a layer, a device is asked to compute none, or later layers read
-/// more of earlier ones than what stands between two layers.
+/// [`Error::Option`] as in [`layers_before`], or if other devices are asked for by name where there can be none.
 pub(super) fn before(
     device: &Device,
     config: &ModelConfig,
     options: &LoadOptions<'_>,
+    is_whole_file: bool,
 ) -> Result<Vec<DeviceLayers>, Error> {
-    let n_layers = config.n_layers();
-    let mut all = Vec::new();
-    if let Some(asked) = options.gpu_layers.filter(|_| device.is_gpu()) {
-        if asked == 0 {
-            let expected = format!("1 to {n_layers}, or the device `cpu`");
-            return Err(Error::Option { option: "gpu_layers", expected, found: "0".into() });
-        }
-        if asked < n_layers {
-            let device = Device::on_cpu("the first layers of a model".into());
-            all.push(DeviceLayers { device, n_layers: n_layers - asked });
-        }
-    }
-    let mut end: u32 = all.iter().map(|layers| layers.n_layers).sum();
-    for layers in &options.layers_on {
-        let room = n_layers.saturating_sub(end + 1);
-        if layers.n_layers == 0 || layers.n_layers > room {
+    let LoadOptions { gpu_layers, layers_on, .. } = options;
+    match (is_whole_file, layers_on.len()) {
+        (true, _) => {}
+        (false, 0) => return Ok(Vec::new()),
+        (false, n) => {
             return Err(Error::Option {
                 option: "layers_on",
-                expected: match room {
-                    0 => format!(
-                        "fewer devices: {end} of {n_layers} layers are on others, and the last is on the model's own"
-                    ),
-                    _ => format!("1 to {room} of the {n_layers} layers on {}", layers.device.info().name),
-                },
-                found: layers.n_layers.to_string(),
+                expected: "no other devices for a model whose file arrives piece by piece".into(),
+                found: n.to_string(),
             });
         }
-        end += layers.n_layers;
-        all.push(layers.clone());
     }
-    let starts = all.iter().scan(0, |start, layers| {
-        *start += layers.n_layers;
-        Some(*start as usize)
-    });
-    let reads_keys = |start: usize| {
-        let later = config.blocks.iter().skip(start);
-        later.filter_map(|block| block.attention.keys_of).any(|of| of < start)
+    let are_apart = |start: u32| {
+        let mut later = config.blocks.iter().skip(start as usize).filter_map(|block| block.attention.keys_of);
+        config.per_layer.is_none() && later.all(|of| of >= start as usize)
     };
-    if !all.is_empty() && (config.per_layer.is_some() || starts.into_iter().any(reads_keys)) {
-        return Err(Error::Option {
-            option: if options.layers_on.is_empty() { "gpu_layers" } else { "layers_on" },
-            expected:
-                "all layers of a model whose layers read parts of the embedding, or each other's keys, on one device"
-                    .into(),
-            found: format!("{} of {n_layers} on the model's own", n_layers - end),
-        });
-    }
-    Ok(all)
-}
-
-/// The same of a model whose file arrives piece by piece: all layers are on its own device.
-///
-/// # Errors
-/// [`Error::Option`] if others are asked for by name.
-pub(super) fn none(options: &LoadOptions<'_>) -> Result<Vec<DeviceLayers>, Error> {
-    match options.layers_on.len() {
-        0 => Ok(Vec::new()),
-        n => Err(Error::Option {
-            option: "layers_on",
-            expected: "no other devices for a model whose file arrives piece by piece".into(),
-            found: n.to_string(),
-        }),
-    }
+    let others: Vec<(&str, u32)> =
+        layers_on.iter().map(|layers| (layers.device.info().name.as_str(), layers.n_layers)).collect();
+    let n = layers_before(config.n_layers(), gpu_layers.filter(|_| device.is_gpu()), &others, are_apart)?;
+    let cpu = (n.len() > others.len()).then(|| Device::on_cpu("the first layers of a model".into()));
+    let devices = cpu.into_iter().chain(layers_on.iter().map(|layers| layers.device.clone()));
+    Ok(devices.zip(n).map(|(device, n_layers)| DeviceLayers { device, n_layers }).collect())
 }
 
 /// What other devices than the model's own compute before it.
@@ -115,7 +76,7 @@ struct Front {
 #[derive(Clone, Copy)]
 pub(super) struct Shared<'a> {
     pub catalog: &'a Catalog,
-    pub context_length: u32,
+    pub room: Room,
     pub exact: bool,
     /// Whether tables of tokens stay in the file.
     pub fetches_rows: bool,
@@ -125,7 +86,7 @@ impl Fronts {
     /// Declares layers on other devices, before `last`, which is the rest of the model.
     ///
     /// # Errors
-    /// Errors of [`Weights::declare`].
+    /// Errors of [`Part::declare`].
     pub fn declare(all: &[DeviceLayers], last: &Transformer, shared: Shared<'_>) -> Result<Fronts, Error> {
         let mut fronts: Vec<Front> = Vec::with_capacity(all.len());
         let mut end = last.layers().start;
@@ -190,12 +151,11 @@ impl Front {
         later: impl Iterator<Item = &'a Transformer> + Clone,
         (config, shared): (&ModelConfig, Shared<'_>),
     ) -> Result<Front, Error> {
-        let Shared { catalog, context_length, exact, fetches_rows } = shared;
+        let Shared { catalog, room, exact, fetches_rows } = shared;
         let limit = Limit::of(None, device.available_bytes());
         let device = device.for_model(exact);
-        let weights = Weights::declare(&device.target(), config, catalog)?;
-        let transformer = Transformer::declare(config.clone(), weights, context_length)?.part(layers);
-        let transformer = if fetches_rows { rows::in_file(transformer, catalog) } else { transformer };
+        let part = Part::declare(device.target(), config, catalog, room)?.of_layers(layers);
+        let transformer = part.transformer(room.context_length, fetches_rows)?;
         let is_of_others = |name: &str| later.clone().any(|part| part.destinations().any(|(known, _)| known == name));
         let feed = Feed::digesting(catalog, transformer.destinations(), |name| !is_of_others(name));
         Ok(Front { device, transformer, feed, limit })

@@ -78,7 +78,7 @@ impl Session {
     /// Lets the head go on with what the last pass left.
     pub(super) async fn follow(&mut self) -> Result<(), Error> {
         match self.further_size(Ending::Follow).await? {
-            Some((size, n_rows)) => self.model.run(self.passes.get(size, Ending::Follow)?, n_rows),
+            Some((size, n_rows)) => self.model.run(self.passes.get(size, Ending::Follow)?, n_rows).await,
             None => Ok(()),
         }
     }

@@ -164,7 +164,7 @@ impl Session {
             let n_tokens = n_left.min(size as usize);
             let (recording, queries) = self.passes.watch(device, model.transformer(), size, of.layer).await?;
             self.ready(size, n_tokens, Ending::Cache).await?;
-            model.run(&recording, n_tokens)?;
+            model.run(&recording, n_tokens).await?;
             self.submitted(n_tokens, size);
             self.follow().await?;
             let (queries, keys) = (device.read::<f32>(&queries).await?, device.read::<u32>(&of.cached.k).await?);

@@ -133,7 +133,7 @@ pub(super) struct Kept {
 struct Layer {
     number: u32,
     experts: KeptExperts,
-    /// What is in its slots, while nobody reads into them or copies from them.
+    /// What is in its slots; one that an expert is read into has nothing.
     slots: Mutex<Slots>,
 }
 
@@ -145,10 +145,7 @@ impl Layer {
 
 impl Kept {
     /// Of weights with slots.
-    ///
-    /// # Errors
-    /// [`Error::Config`] naming a tensor of the file that does not keep its experts one after the other.
-    pub fn new(transformer: &Transformer, catalog: &Catalog) -> Result<Kept, Error> {
+    pub fn new(transformer: &Transformer, catalog: &Catalog) -> Kept {
         let blocks =
             transformer.layers().zip(transformer.weights.blocks.iter().skip(transformer.layers().start as usize));
         let layers = blocks.filter_map(|(number, block)| {
@@ -156,7 +153,7 @@ impl Kept {
             let slots = Mutex::new(Slots::new(experts.n_experts(), experts.n_slots()));
             Some(Layer { number, experts, slots })
         });
-        let kept = Kept {
+        Kept {
             catalog: catalog.clone(),
             layers: layers.collect(),
             n_chosen: AtomicU64::new(0),
@@ -164,11 +161,7 @@ impl Kept {
             n_read: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
             reading_ns: AtomicU64::new(0),
-        };
-        for Layer { experts, .. } in &kept.layers {
-            Feed::of_expert(catalog, experts.parts(0, 0))?;
         }
-        Ok(kept)
     }
 
     fn layer(&self, number: u32) -> Result<&Layer, Error> {
@@ -204,44 +197,41 @@ impl Kept {
         Duration::from_nanos(self.reading_ns.load(Ordering::Relaxed))
     }
 
-    /// Runs all steps up to the last choice of experts, and does the rest, from a step on, with `rest`. The first `n_rows` of the
-    /// recording's rows are those of tokens.
+    /// Runs all steps up to the last choice of experts, and returns the number of the next one. The first `n_rows` of
+    /// the recording's rows are those of tokens.
     ///
     /// # Errors
     /// Those of reading and of [`Device::run`].
-    pub fn run_up_to_last<R>(
+    pub async fn run_up_to_last(
         &self,
         (device, files): (&Device, &[FileBytes]),
         (recording, n_rows): (&Recording, usize),
-        rest: impl FnOnce(usize) -> Result<R, Error>,
-    ) -> Result<R, Error> {
+    ) -> Result<usize, Error> {
         let mut done = 0;
         for choice in recording.choices() {
-            let routes = device.run_steps_and_read(recording, done..choice.step, &choice.routes, 1)?;
-            let mut routes = pollster::block_on(routes)?;
+            let mut routes = device.run_steps_and_read(recording, done..choice.step, &choice.routes, 1)?.await?;
             routes.truncate(choice.routes.len());
             let n_words = choice.routes.shape().first().map_or(0, |&rows| routes.len() / rows as usize);
             let n_chosen = (n_rows * n_words).min(routes.len());
-            self.bring(self.layer(choice.layer)?, (device, files), (&choice.routes, routes, n_chosen))?;
+            self.bring(self.layer(choice.layer)?, (device, files), (&choice.routes, routes, n_chosen)).await?;
             done = choice.step;
         }
-        rest(done)
+        Ok(done)
     }
 
     /// Sees to it that the experts of a layer that were chosen are in slots, and says in which. What follows the first `n_chosen`
     /// words are choices of idle rows, which get whatever is there.
-    fn bring(
+    async fn bring(
         &self,
         layer: &Layer,
         (device, files): (&Device, &[FileBytes]),
         (tensor, mut routes, n_chosen): (&Tensor, Vec<u32>, usize),
     ) -> Result<(), Error> {
-        let (experts, mut slots) = (&layer.experts, layer.slots());
+        let experts = &layer.experts;
         let (n_experts, n_slots) = (experts.n_experts(), experts.n_slots());
         // Behind them are those that all tokens have.
         let of_tokens = routes[..n_chosen].iter().step_by(2).copied();
         let chosen: Vec<u32> = of_tokens.filter(|&expert| expert < n_experts).collect();
-        let n_found = chosen.iter().filter(|&&expert| slots.slot_of(expert).is_some()).count();
         let too_many = || Error::Operand {
             kernel: "route",
             operand: "routes",
@@ -249,20 +239,25 @@ impl Kept {
             found: format!("{chosen:?}"),
         };
         let start = Instant::now();
-        let room = slots.make_room(&chosen).ok_or_else(too_many)?;
+        let (n_found, room) = {
+            let mut slots = layer.slots();
+            let n_found = chosen.iter().filter(|&&expert| slots.slot_of(expert).is_some()).count();
+            (n_found, slots.make_room(&chosen).ok_or_else(too_many)?)
+        };
         let feed = |&(expert, slot): &(u32, u32)| Feed::of_expert(&self.catalog, experts.parts(expert, slot));
         let feeds = room.iter().map(feed).collect::<Result<Vec<Feed>, Error>>()?;
         feeds.iter().for_each(|feed| feed.announce(files));
         for (&(expert, slot), feed) in room.iter().zip(feeds) {
             // What was submitted with the slot's last expert is done before this is written.
-            let read_bytes = read(feed, device, files)?;
+            let read_bytes = read(feed, device, files).await?;
             self.read_bytes.fetch_add(read_bytes, Ordering::Relaxed);
-            slots.put(expert, slot);
+            layer.slots().put(expert, slot);
         }
         self.reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         self.n_chosen.fetch_add(chosen.len() as u64, Ordering::Relaxed);
         self.n_found.fetch_add(n_found as u64, Ordering::Relaxed);
         self.n_read.fetch_add(room.len() as u64, Ordering::Relaxed);
+        let slots = layer.slots();
         let any = chosen.first().and_then(|&expert| slots.slot_of(expert)).unwrap_or_default();
         for expert in routes.iter_mut().step_by(2) {
             *expert = match slots.slot_of(*expert) {
@@ -279,7 +274,7 @@ impl Kept {
     ///
     /// # Errors
     /// Those of reading and of [`Device::copy_words`].
-    pub fn read_layer(&self, number: u32, device: &Device, files: &[FileBytes]) -> Result<u64, Error> {
+    pub async fn read_layer(&self, number: u32, device: &Device, files: &[FileBytes]) -> Result<u64, Error> {
         let layer = self.layer(number)?;
         let experts = 0..layer.experts.n_experts();
         let missing: Vec<u32> = {
@@ -292,7 +287,7 @@ impl Kept {
         let mut read_bytes = 0;
         for expert in missing {
             let feed = Feed::of_expert(&self.catalog, layer.experts.parts_of_all(expert))?;
-            read_bytes += read(feed, device, files)?;
+            read_bytes += read(feed, device, files).await?;
         }
         Ok(read_bytes)
     }

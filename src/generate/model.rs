@@ -16,11 +16,12 @@ use super::Session;
 use super::adapter::{Adapter, AdapterInner};
 #[cfg(not(target_arch = "wasm32"))]
 use super::front::{self, DeviceLayers, FrontPasses, Fronts};
+use super::part::Part;
 use super::passes::{PASS_SIZES, RecordedPasses, Room};
 #[cfg(not(target_arch = "wasm32"))]
-use super::rows::{self, RowTables};
+use super::rows::RowTables;
 #[cfg(not(target_arch = "wasm32"))]
-use super::streamed::{self, Share, Streamed, Streaming};
+use super::streamed::{Streamed, Streaming};
 use crate::device::{Device, Pending};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -28,7 +29,9 @@ use crate::formats::BlockType;
 #[cfg(feature = "grammar")]
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
-use crate::load::{Catalog, ChatSource, FURTHER_TOKENS, Feed, FileBytes, ModelFile, ModelHeader};
+use crate::load::{
+    Asked, Catalog, ChatSource, FURTHER_TOKENS, Feed, FileBytes, ModelFile, ModelHeader, Needs, Placement,
+};
 use crate::memory::Limit;
 use crate::model::{Block, KvCache, ModelConfig, PassTensors, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
@@ -54,11 +57,12 @@ pub struct LoadOptions<'a> {
     pub fit_context: bool,
     /// Bytes that weights, cache and activations may take together.
     pub memory_limit: Option<u64>,
-    /// Where the memory does not hold the model, leave a part of it in the file in place of refusing the model: tables of which
-    /// a pass reads a few rows, as with `stream_rows`, and if that is not enough as many layers as must be, which are read again
-    /// in each pass. Of a mixture of experts everything else stays if that leaves less to be read, with the experts of each
-    /// layer that are used most, and others are read when a token chooses them. [`Model::streaming`] tells. For files that are
-    /// there as a whole, natively.
+    /// Where the memory does not hold the model, leave a part of it in the file in place of refusing the model:
+    /// tables of which a pass reads a few rows, as with `stream_rows`, and if that is not enough as many layers as
+    /// must be, which are read again in each pass. Of a mixture of experts everything else stays if that leaves less
+    /// to be read, with the experts of each layer that are used most, and others are read when a token chooses them.
+    /// [`Model::streaming`] tells. Passes of several sessions then take turns: a future that waits in one is to be
+    /// awaited or dropped before another's goes on. For files that are there as a whole, natively.
     pub stream_layers: bool,
     /// Reads whole layers also where some experts of each could be kept, so that a bench can tell the difference.
     #[doc(hidden)]
@@ -238,102 +242,29 @@ impl Model {
         let device = device.for_model(options.exact);
         let target = device.target();
         let room = checked_room(&target, config.max_seq_len, limit.is_some(), options)?;
-        let weights = Weights::declare(&target, &config, &catalog)?;
-        check_read(&catalog, &weights, &config, leaves_out)?;
-        let layers = 0..config.n_layers();
+        let part = Part::declare(target, &config, &catalog, room)?;
+        check_read(&catalog, &part.weights, &config, leaves_out)?;
         #[cfg(not(target_arch = "wasm32"))]
-        let before = match files {
-            Some(_) => front::before(&device, &config, options)?,
-            None => front::none(options)?,
-        };
+        let before = front::before(&device, &config, options, files.is_some())?;
         #[cfg(not(target_arch = "wasm32"))]
-        let layers = before.iter().map(|layers| layers.n_layers).sum()..layers.end;
-        let part = |weights: &Weights, context_length, fetches_rows: bool| {
-            let transformer = Transformer::declare(config.clone(), weights.clone(), context_length)?;
-            let transformer = transformer.part(layers.clone());
+        let part = part.of_layers(before.iter().map(|layers| layers.n_layers).sum()..config.n_layers());
+        let asked = Asked {
+            context_length: room.context_length,
+            fit_context: options.fit_context,
+            limit,
+            stream_rows: options.stream_rows && files.is_some(),
             #[cfg(not(target_arch = "wasm32"))]
-            let transformer = if fetches_rows { rows::in_file(transformer, &catalog) } else { transformer };
-            let _ = fetches_rows;
-            Ok::<_, Error>(transformer)
+            stream_layers: options.stream_layers && files.is_some(),
+            #[cfg(not(target_arch = "wasm32"))]
+            whole_layers: options.whole_layers,
         };
-        let declare_with = |weights: &Weights, context_length, fetches_rows| {
-            let room = Room { context_length, ..room };
-            let transformer = part(weights, context_length, fetches_rows)?;
-            let plan = RecordedPasses::declare(&target, &transformer, room)?.plan();
-            Ok::<_, Error>((room, transformer, plan))
-        };
-        let fetches_rows = options.stream_rows && files.is_some();
-        let declare = |context_length| declare_with(&weights, context_length, fetches_rows);
+        let placement = Placement::choose(&asked, &part)?;
+        let room = Room { context_length: placement.context_length, ..room };
         #[cfg(not(target_arch = "wasm32"))]
-        let (mut streamed, mut fitting_context) = (None, None);
-        // Leaves tables in the file, or layers too, and declares the rest if that fits.
-        #[cfg(not(target_arch = "wasm32"))]
-        let mut leave = |context_length, with_layers: bool, fitting| -> Result<Option<_>, Error> {
-            let (Some(files), Some(limit), true) = (files, &limit, options.stream_layers) else { return Ok(None) };
-            let kept = declare(context_length)?;
-            let fetched = declare_with(&weights, context_length, true)?;
-            // A table may be smaller than room for the rows of a pass.
-            let fetches_rows = fetches_rows || fetched.2.total_bytes() < kept.2.total_bytes();
-            let declared = if fetches_rows { fetched } else { kept };
-            fitting_context = fitting;
-            if !with_layers {
-                return Ok(Some(declared).filter(|(.., plan)| plan.total_bytes() <= limit.bytes));
-            }
-            let (_, transformer, plan) = declared;
-            let largest = (room.max_pass, options.whole_layers);
-            for mut share in streamed::choose(&transformer, largest, plan.total_bytes(), limit.bytes) {
-                loop {
-                    let mut weights = Weights::declare(&target, &config, &catalog)?;
-                    if let Share::Experts { n_slots, .. } = share {
-                        weights.keep_experts(&target, &config, &catalog, layers.clone(), n_slots)?;
-                    }
-                    let transformer = part(&weights, context_length, fetches_rows)?;
-                    // Of a file whose experts cannot be told apart, layers can be streamed.
-                    let Ok(with) = Streamed::new(&transformer, &catalog, files.clone(), &share, fitting) else { break };
-                    let declared = declare_with(&weights, context_length, fetches_rows)?;
-                    if declared.2.total_bytes() <= limit.bytes {
-                        streamed = Some(with);
-                        return Ok(Some(declared));
-                    }
-                    // What was chosen is an estimate.
-                    match share.smaller() {
-                        Some(smaller) => share = smaller,
-                        None => break,
-                    }
-                }
-            }
-            Ok(None)
-        };
+        let (transformer, plan, streamed) = part.place(&placement, files)?;
         #[cfg(target_arch = "wasm32")]
-        let leave = |_, _, _: Option<u32>| -> Result<Option<_>, Error> { Ok(None) };
-        let fits = |plan: &MemoryPlan| limit.as_ref().is_none_or(|limit| plan.total_bytes() <= limit.bytes);
-        let (room, transformer, plan) = match declare(room.context_length) {
-            Ok(asked) if fits(&asked.2) => asked,
-            Err(error) if !options.fit_context => return Err(error),
-            asked => {
-                // Half the context, half of that and so on, down to what is still of use.
-                let halves = std::iter::successors(Some(room.context_length / 2), |context| Some(context / 2));
-                let halves = halves.take_while(|&context| context >= 64);
-                let declared = halves.filter_map(|context| declare(context).ok()).collect::<Vec<_>>().into_iter();
-                match (asked, declared.clone().find(|(.., plan)| fits(plan)), limit) {
-                    (_, Some(shorter), _) if options.fit_context => shorter,
-                    (Ok((room, _, plan)), shorter, Some(limit)) => {
-                        let fitting = shorter.map(|(room, ..)| room.context_length);
-                        let halves = declared.filter(|_| options.fit_context).map(|(room, ..)| room.context_length);
-                        let contexts: Vec<u32> = std::iter::once(room.context_length).chain(halves).collect();
-                        // Rows cost much less than layers.
-                        let mut ways = [false, true]
-                            .into_iter()
-                            .flat_map(|with_layers| contexts.iter().map(move |&context| (context, with_layers)));
-                        match ways.find_map(|(context, with_layers)| leave(context, with_layers, fitting).transpose()) {
-                            Some(left) => left?,
-                            None => return Err(too_large(&plan, limit, fitting)),
-                        }
-                    }
-                    (asked, ..) => asked?,
-                }
-            }
-        };
+        let (transformer, plan) = part.place(&placement)?;
+        debug_assert!(limit.is_none_or(|limit| plan.total_bytes() <= limit.bytes), "{plan:?} in {limit:?}");
         if !unread.is_empty() {
             device
                 .tested()
@@ -348,12 +279,7 @@ impl Model {
         #[cfg(not(target_arch = "wasm32"))]
         let fronts = {
             let declare = |fetches_rows| {
-                let shared = front::Shared {
-                    catalog: &catalog,
-                    context_length: room.context_length,
-                    exact: options.exact,
-                    fetches_rows,
-                };
+                let shared = front::Shared { catalog: &catalog, room, exact: options.exact, fetches_rows };
                 let fronts = Fronts::declare(&before, &transformer, shared)?;
                 fronts.check_plans(fronts.plans(room)?.into_iter()).map(|()| fronts)
             };
@@ -365,7 +291,7 @@ impl Model {
         #[cfg(not(target_arch = "wasm32"))]
         let tables = files.and_then(|files| {
             let first = fronts.parts().next().map_or(&transformer, |(_, part)| part);
-            RowTables::of(first, &transformer, &catalog, files, fitting_context)
+            RowTables::of(first, &transformer, &catalog, files, placement.in_file.fitting_context)
         });
         let encodings = match tokenizer {
             Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
@@ -427,12 +353,9 @@ impl Model {
         let leaves_out = further.is_some() && !options.further_tokens;
         let config = with_further(shape.decoder()?.clone(), further.clone(), options);
         let room = checked_room(target, config.max_seq_len, false, options)?;
-        let weights = Weights::declare(target, &config, catalog)?;
-        check_read(catalog, &weights, &config, leaves_out)?;
-        let transformer = Transformer::declare(config, weights, room.context_length)?;
-        #[cfg(not(target_arch = "wasm32"))]
-        let transformer = if options.stream_rows { rows::in_file(transformer, catalog) } else { transformer };
-        Ok(RecordedPasses::declare(target, &transformer, room)?.plan())
+        let part = Part::declare(target.clone(), &config, catalog, room)?;
+        check_read(catalog, &part.weights, &config, leaves_out)?;
+        part.plan(room.context_length, options.stream_rows)
     }
 
     /// Refuses what loading it would refuse by its header: what does not fit, or is of another kind; nothing is allocated.
@@ -443,17 +366,18 @@ impl Model {
 
     /// Runs a pass, of whose rows the first `n_rows` are those of tokens.
     #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
-    pub(crate) fn run(&self, pass: &Recording, n_rows: usize) -> Result<(), Error> {
+    pub(crate) async fn run(&self, pass: &Recording, n_rows: usize) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
         if let Some(streamed) = &self.inner.streamed {
-            return streamed.run(&self.device, pass, n_rows);
+            let rest = |steps| self.device.run_steps(pass, steps);
+            return streamed.run(&self.device, (pass, n_rows), rest).await;
         }
         self.device.run(pass)
     }
 
     /// Runs a pass as [`Model::run`], `n_runs` times, or once where layers are streamed, and reads a tensor after each run.
     #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
-    pub(crate) fn run_and_read(
+    pub(crate) async fn run_and_read(
         &self,
         pass: &Recording,
         n_rows: usize,
@@ -462,7 +386,8 @@ impl Model {
     ) -> Result<Pending, Error> {
         #[cfg(not(target_arch = "wasm32"))]
         if let Some(streamed) = &self.inner.streamed {
-            return streamed.run_and_read(&self.device, pass, n_rows, tensor);
+            let rest = |steps| self.device.run_steps_and_read(pass, steps, tensor, 1);
+            return streamed.run(&self.device, (pass, n_rows), rest).await;
         }
         self.device.replay_and_read(pass, tensor, n_runs)
     }
@@ -914,7 +839,7 @@ impl Model {
             device.write(further.tokens(), 0, ids.get(1..).unwrap_or_default())?;
             further.state().set_turned(device, 0, n_tokens - 1, angles)?;
         }
-        self.run(&recording, ids.len())?;
+        self.run(&recording, ids.len()).await?;
         let mut trace = Trace { logits: device.read(&logits).await?, hidden: Vec::new(), further: None };
         for kept in &hidden {
             trace.hidden.push(device.read(kept).await?);
@@ -1059,15 +984,6 @@ fn checked_max_pass(target: &Target, asked: Option<u32>) -> Result<u32, Error> {
 fn tokens_per_submit(is_real_gpu: bool, weights_bytes: u64) -> u32 {
     const SMALL_BYTES: u64 = 64 << 20;
     if is_real_gpu && weights_bytes < SMALL_BYTES { 4 } else { 1 }
-}
-
-/// The refusal, with the context that would fit.
-fn too_large(plan: &MemoryPlan, limit: Limit, fitting: Option<u32>) -> Error {
-    let hint = match fitting {
-        Some(context) => format!("a context of {context} tokens would fit"),
-        None => "no context length makes it fit; try a file with smaller weights".into(),
-    };
-    plan.refused(limit.bytes, limit.explained(hint))
 }
 
 #[cfg(test)]

@@ -354,7 +354,7 @@ impl Session {
                 self.ready(size, n_tokens, ending).await?;
                 let (pass, io) = (self.passes.get(size, ending)?, &self.passes.io);
                 let result = if ending == Ending::Logits { &io.logits } else { io.state.tensor() };
-                let pending = model.run_and_read(pass, n_tokens, result, 1)?;
+                let pending = model.run_and_read(pass, n_tokens, result, 1).await?;
                 self.submitted(n_tokens, size);
                 return Ok(Some((n_fed, pending)));
             }
@@ -386,7 +386,7 @@ impl Session {
     /// Caches the next `n_tokens` tokens by a pass of `size` rows.
     pub(super) async fn fill(&mut self, size: u32, n_tokens: usize) -> Result<(), Error> {
         self.ready(size, n_tokens, Ending::Cache).await?;
-        self.model.run(self.passes.get(size, Ending::Cache)?, n_tokens)?;
+        self.model.run(self.passes.get(size, Ending::Cache)?, n_tokens).await?;
         self.submitted(n_tokens, size);
         self.follow().await?;
         pause().await;
@@ -469,7 +469,7 @@ impl Session {
         io.state.set_turned(device, position as u32, ids.len() as u32, self.sequence.angles())?;
         self.run_host_part(position, &ids, size).await?;
         let pass = self.passes.get(size, Ending::Verify)?;
-        let pending = model.run_and_read(pass, ids.len(), &self.passes.io.verified, 1)?;
+        let pending = model.run_and_read(pass, ids.len(), &self.passes.io.verified, 1).await?;
         self.further.left(position..position + ids.len());
         self.sequence.submitted_guesses(guesses.len(), size as usize);
         Ok(Some((pending, ids.len() - guesses.len() - 1)))
@@ -481,7 +481,7 @@ impl Session {
         let position = self.sequence.next_position();
         self.run_host_part(position, &ids, 1).await?;
         let recording = self.passes.get(1, ending)?;
-        let pending = self.model.run_and_read(recording, 1, self.passes.io.state.tensor(), n)?;
+        let pending = self.model.run_and_read(recording, 1, self.passes.io.state.tensor(), n).await?;
         // The last of them leaves its row.
         let end = position + n as usize;
         self.further.left(end.saturating_sub(1)..end);

@@ -8,23 +8,22 @@
 //! Of a mixture of experts these may be the experts' matrices alone, see [`super::kept`].
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::kept::{Kept, KeptStats};
-use crate::device::{Device, Pending};
+use super::mailbox::Mailbox;
+use crate::device::Device;
 use crate::error::Error;
-use crate::load::{Catalog, Feed, FileBytes};
+use crate::load::{Catalog, ExpertSizes, Feed, FileBytes, LayerSizes, SLOTS, Share, slot_sizes};
 use crate::matrix::Matrix;
-use crate::model::{Destination, ExpertWeights, Transformer, layer_of};
+use crate::model::{Destination, ExpertWeights, Experts, ModelConfig, Transformer, Weights, layer_of};
+use crate::platform::spawn;
 use crate::recording::Recording;
 use crate::tensor::{Block, Role, Tensor};
-
-/// Slots that layers take in turns: one is computed with, one is filled.
-const SLOTS: usize = 2;
 
 /// What is read from the file in each pass, layers and rows of tables, and what came of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
@@ -61,7 +60,7 @@ pub struct Streaming {
 impl Streaming {
     /// Of a model all of whose layers are on the device.
     pub(super) fn resident(transformer: &Transformer) -> Streaming {
-        let matrices = matrices(transformer);
+        let matrices = matrices(&transformer.weights);
         Streaming {
             n_layers: transformer.layers().len(),
             layers_bytes: transformer.layers().map(|layer| bytes(&matrices[layer as usize])).sum(),
@@ -85,9 +84,9 @@ impl Streaming {
 }
 
 /// The matrices of each layer.
-fn matrices(transformer: &Transformer) -> Vec<Vec<Tensor>> {
-    let mut layers: Vec<Vec<Tensor>> = vec![Vec::new(); transformer.weights.blocks.len()];
-    for (name, place) in transformer.destinations() {
+fn matrices(weights: &Weights) -> Vec<Vec<Tensor>> {
+    let mut layers: Vec<Vec<Tensor>> = vec![Vec::new(); weights.blocks.len()];
+    for (name, place) in weights.destinations() {
         let (Some(layer), Destination::Rows { matrix, .. }) = (layer_of(name), place) else { continue };
         let Some(known) = layers.get_mut(layer as usize) else { continue };
         for slab in matrix.slabs() {
@@ -99,141 +98,32 @@ fn matrices(transformer: &Transformer) -> Vec<Vec<Tensor>> {
     layers
 }
 
-/// The experts' matrices of each layer.
-fn of_experts(transformer: &Transformer) -> Vec<Vec<Tensor>> {
-    let matrices = transformer.weights.blocks.iter().map(|block| {
-        let matrices = block.experts.iter().map(ExpertWeights::matrices);
-        matrices.flat_map(|[up, down]| up.chain(down)).flat_map(Matrix::tensors).cloned().collect()
-    });
-    matrices.collect()
+/// The matrices of a layer's experts.
+fn of_experts(experts: &ExpertWeights) -> Vec<Tensor> {
+    let [up, down] = experts.matrices();
+    up.chain(down).flat_map(Matrix::tensors).cloned().collect()
 }
 
-/// `n` of so many layers, evenly spread: what is computed between two of them is time to read.
-fn spread(n: usize, n_layers: usize) -> impl Iterator<Item = usize> {
-    (0..n_layers).filter(move |layer| (layer + 1) * n / n_layers > layer * n / n_layers)
-}
-
-/// Bytes of one slot's tensors: the largest of each layer, the second largest of each, and so on.
-fn slot_sizes<'a>(layers: impl Iterator<Item = &'a Vec<Tensor>>) -> Vec<u64> {
-    let mut sizes: Vec<u64> = Vec::new();
-    for layer in layers {
-        for (i, tensor) in by_size(layer).into_iter().enumerate() {
-            match sizes.get_mut(i) {
-                Some(size) => *size = (*size).max(tensor.size_bytes()),
-                None => sizes.push(tensor.size_bytes()),
-            }
-        }
-    }
-    sizes
-}
-
-fn by_size(layer: &[Tensor]) -> Vec<&Tensor> {
-    let mut sorted: Vec<&Tensor> = layer.iter().collect();
-    sorted.sort_by_key(|tensor| std::cmp::Reverse(tensor.size_bytes()));
-    sorted
+fn sizes(tensors: &[Tensor]) -> Vec<u64> {
+    tensors.iter().map(Tensor::size_bytes).collect()
 }
 
 fn bytes(tensors: &[Tensor]) -> u64 {
     tensors.iter().map(Tensor::size_bytes).sum()
 }
 
-/// What is read from the file for passes.
-pub(super) enum Share {
-    /// All matrices of these layers.
-    Layers(Vec<usize>),
-    /// Experts' matrices of all layers, but for so many experts of each that are kept.
-    Experts {
-        n_slots: u32,
-        /// Those that a token chooses.
-        least: u32,
-    },
-}
-
-impl Share {
-    /// The one that leaves a little less on the device, if there is one.
-    pub fn smaller(self) -> Option<Share> {
-        match self {
-            Share::Experts { n_slots, least } if n_slots > least => {
-                Some(Share::Experts { n_slots: n_slots - 1, least })
-            }
-            Share::Experts { .. } | Share::Layers(_) => None,
-        }
-    }
-}
-
-/// What leaves the least to be read for a token of a model that takes `needed_bytes` where it is to fit `limit_bytes`, first;
-/// what else would fit comes after it. `max_pass`: tokens of its largest pass; `whole_layers`: whether experts are not to be
-/// told apart.
-pub(super) fn choose(
-    transformer: &Transformer,
-    (max_pass, whole_layers): (u32, bool),
-    needed_bytes: u64,
-    limit_bytes: u64,
-) -> Vec<Share> {
-    let layers = fewest_layers(transformer, needed_bytes, limit_bytes);
-    let experts = most_experts(transformer, max_pass, needed_bytes, limit_bytes).filter(|_| !whole_layers);
-    let mut shares: Vec<(u64, Share)> = layers.into_iter().chain(experts).collect();
-    shares.sort_by_key(|(read_bytes, _)| *read_bytes);
-    shares.into_iter().map(|(_, share)| share).collect()
-}
-
-/// The fewest layers to be streamed, if that is enough: with the bytes that a pass then reads.
-fn fewest_layers(transformer: &Transformer, needed_bytes: u64, limit_bytes: u64) -> Option<(u64, Share)> {
-    let layers = matrices(transformer);
-    let Range { start, end } = transformer.layers();
-    let (first, n_layers) = (start as usize, (end - start) as usize);
-    // As many as there are slots would save nothing.
-    let mut candidates =
-        (SLOTS + 1..=n_layers).map(|n| spread(n, n_layers).map(|layer| first + layer).collect::<Vec<_>>());
-    candidates.find_map(|streamed| {
-        let slots: u64 = slot_sizes(streamed.iter().map(|&layer| &layers[layer])).iter().sum();
-        let saved: u64 = streamed.iter().map(|&layer| bytes(&layers[layer])).sum();
-        let fits = (needed_bytes + SLOTS as u64 * slots).saturating_sub(saved) <= limit_bytes;
-        fits.then_some((saved, Share::Layers(streamed)))
-    })
-}
-
-/// The most experts of each layer that can be kept, if some can be and more than a token needs: with the bytes that a pass of
-/// one token then reads, if all experts are as likely.
-fn most_experts(transformer: &Transformer, max_pass: u32, needed_bytes: u64, limit_bytes: u64) -> Option<(u64, Share)> {
-    /// Of a layer: its experts that tokens choose from, those of a token, and bytes of one; bytes of those of all tokens.
-    struct Layer {
-        n: u32,
-        n_used: u32,
-        expert_bytes: u64,
-        shared_bytes: u64,
-    }
-    let tensors = of_experts(transformer);
-    let mut layers = Vec::new();
-    for l in transformer.layers() {
-        let (block, weights) =
-            (transformer.config.blocks.get(l as usize)?, transformer.weights.blocks.get(l as usize)?);
-        let (Some(of), Some(experts)) = (&block.feed_forward.experts, &weights.experts) else { continue };
-        if !experts.may_be_kept(of.n) {
-            return None;
-        }
-        let n_shared = u64::from(experts.n_shared());
-        let of_matrices = bytes(&tensors[l as usize]).div_ceil(u64::from(of.n) + n_shared);
-        let expert_bytes = of_matrices + experts.biases_bytes() / u64::from(of.n);
-        layers.push(Layer { n: of.n, n_used: of.n_used, expert_bytes, shared_bytes: n_shared * of_matrices });
-    }
-    let most_used = layers.iter().map(|layer| layer.n_used).max()?;
-    let most = layers.iter().map(|layer| layer.n).max()?;
-    let streamed = || transformer.layers().map(|l| &tensors[l as usize]);
-    let (saved, whole) =
-        (streamed().map(|layer| bytes(layer)).sum::<u64>(), slot_sizes(streamed()).iter().sum::<u64>());
-    let n_slots = (most_used..most).rev().find(|&n_slots| {
-        let kept: u64 =
-            layers.iter().map(|layer| layer.shared_bytes + u64::from(n_slots.min(layer.n)) * layer.expert_bytes).sum();
-        // Passes of many tokens have whole layers.
-        let whole = if n_slots / most_used < max_pass { SLOTS as u64 * whole } else { 0 };
-        (needed_bytes + kept + whole).saturating_sub(saved) <= limit_bytes
-    })?;
-    let missed = |layer: &Layer| {
-        let chosen = u64::from(layer.n_used) * layer.expert_bytes;
-        chosen * u64::from(layer.n - n_slots.min(layer.n)) / u64::from(layer.n)
+/// What a placement has to know of these layers.
+pub(super) fn layer_sizes(weights: &Weights, config: &ModelConfig, layers: Range<u32>) -> Vec<LayerSizes> {
+    let matrices = matrices(weights);
+    let layer = |l: usize| {
+        let experts = config.blocks[l].feed_forward.experts.zip(weights.blocks[l].experts.as_ref());
+        let experts = experts.map(|(Experts { n, n_used, .. }, experts)| {
+            let [slot, beside] = experts.slot_bytes(n);
+            ExpertSizes { n, n_used, matrices: sizes(&of_experts(experts)), slot, beside }
+        });
+        LayerSizes { matrices: sizes(&matrices[l]), experts }
     };
-    Some((layers.iter().map(missed).sum(), Share::Experts { n_slots, least: most_used }))
+    layers.map(|l| layer(l as usize)).collect()
 }
 
 /// Reads layers into their slots.
@@ -245,8 +135,8 @@ pub(super) struct Streamed {
     files: Arc<Vec<FileBytes>>,
     /// Reads single experts for passes of a few tokens.
     kept: Option<Arc<Kept>>,
-    /// Held by a pass to its end: slots serve one at a time.
-    lane: Mutex<Option<Lane>>,
+    /// Taken by a pass to its end: slots serve one at a time.
+    lane: Mailbox<Option<Lane>>,
     plan: Streaming,
     n_read: Arc<AtomicU64>,
     read_bytes: Arc<AtomicU64>,
@@ -259,7 +149,7 @@ struct Lane {
     /// Tells it which slot may be overwritten. Dropping it ends the thread.
     free: Option<Sender<usize>>,
     /// Layers that are in their slots.
-    ready: Receiver<Result<usize, Error>>,
+    ready: Arc<Mailbox<Result<usize, Error>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -279,38 +169,62 @@ impl Drop for Lane {
     }
 }
 
+/// A pass's turn with the slots.
+struct Turn<'a> {
+    lanes: &'a Mailbox<Option<Lane>>,
+    /// What is left to the next pass, which begins anew without it.
+    lane: Option<Lane>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.lanes.put(self.lane.take());
+    }
+}
+
+/// Tells a pass what its thread read, and when the thread is gone.
+struct Told(Arc<Mailbox<Result<usize, Error>>>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.put(Err(of_thread(std::io::ErrorKind::Other.into())));
+    }
+}
+
+fn of_thread(source: std::io::Error) -> Error {
+    Error::Io { path: "the thread that reads layers".into(), source }
+}
+
 impl Streamed {
     /// Puts the matrices that are streamed into slots; the weights were just declared. The report has `fitting_context`.
-    ///
-    /// # Errors
-    /// Those of [`Kept::new`].
     pub fn new(
         transformer: &Transformer,
         catalog: &Catalog,
         files: Arc<Vec<FileBytes>>,
         share: &Share,
         fitting_context: Option<u32>,
-    ) -> Result<Streamed, Error> {
+    ) -> Streamed {
+        let Range { start, end } = transformer.layers();
         let (streamed, kept): (Vec<(usize, Vec<Tensor>)>, _) = match share {
             Share::Layers(numbers) => {
-                let mut layers = matrices(transformer);
-                (numbers.iter().map(|&layer| (layer, std::mem::take(&mut layers[layer]))).collect(), None)
+                let mut all = matrices(&transformer.weights);
+                let numbers = numbers.iter().map(|number| start as usize + number);
+                (numbers.map(|layer| (layer, std::mem::take(&mut all[layer]))).collect(), None)
             }
             Share::Experts { .. } => {
-                let Range { start, end } = transformer.layers();
-                let layers = of_experts(transformer).into_iter().enumerate();
-                let streamed =
-                    layers.filter(|(layer, tensors)| (start..end).contains(&(*layer as u32)) && !tensors.is_empty());
-                (streamed.collect(), Some(Kept::new(transformer, catalog)?))
+                let blocks = transformer.weights.blocks.iter().enumerate().take(end as usize).skip(start as usize);
+                let experts = blocks.filter_map(|(l, block)| Some((l, of_experts(block.experts.as_ref()?))));
+                (experts.collect(), Some(Kept::new(transformer, catalog)))
             }
         };
-        let sizes = slot_sizes(streamed.iter().map(|(_, tensors)| tensors));
-        let slot = || sizes.iter().map(|&size| Block::new(size, Role::Weights)).collect::<Vec<_>>();
+        let of_layers: Vec<Vec<u64>> = streamed.iter().map(|(_, tensors)| sizes(tensors)).collect();
+        let of_slot = slot_sizes(of_layers.iter());
+        let slot = || of_slot.iter().map(|&size| Block::new(size, Role::Weights)).collect::<Vec<_>>();
         let slots: Vec<Vec<Arc<Block>>> = std::iter::repeat_with(slot).take(SLOTS).collect();
         for ((_, tensors), slot) in streamed.iter().zip(slots.iter().cycle()) {
-            for (tensor, block) in by_size(tensors).into_iter().zip(slot) {
-                tensor.storage.place(block);
-            }
+            let mut by_size: Vec<&Tensor> = tensors.iter().collect();
+            by_size.sort_by_key(|tensor| std::cmp::Reverse(tensor.size_bytes()));
+            by_size.iter().zip(slot).for_each(|(tensor, block)| tensor.storage.place(block));
         }
         let feed = |tensors: &[Tensor]| {
             let of_layer = transformer.destinations().filter(|(_, place)| fills(place, tensors));
@@ -322,18 +236,18 @@ impl Streamed {
             fitting_context,
             ..Streaming::resident(transformer)
         };
-        Ok(Streamed {
+        Streamed {
             layers: streamed.iter().map(|(layer, tensors)| (*layer, feed(tensors))).collect(),
             tensors: streamed.into_iter().map(|(_, tensors)| tensors).collect(),
             files,
-            lane: Mutex::new(None),
+            lane: Mailbox::new([None]),
             kept: kept.map(Arc::new),
             plan,
             n_read: Arc::default(),
             read_bytes: Arc::default(),
             reading_ns: Arc::default(),
             waiting_ns: AtomicU64::new(0),
-        })
+        }
     }
 
     /// A feed of what stays on the device.
@@ -373,81 +287,54 @@ impl Streamed {
         }
     }
 
-    /// Runs a recording, of whose rows the first `n_rows` are those of tokens.
+    /// Runs a recording, of whose rows the first `n_rows` are those of tokens, up to the last step that waits for the
+    /// file, and has `rest` run the others. Whoever drops the future before its end has computed a part of a pass.
     ///
     /// # Errors
-    /// Those of reading and of [`Device::run`].
-    pub fn run(&self, device: &Device, recording: &Recording, n_rows: usize) -> Result<(), Error> {
-        self.run_up_to_last(device, (recording, n_rows), |first| {
-            device.run_steps(recording, first..recording.n_dispatches())
-        })
-    }
-
-    /// Runs a recording and reads a tensor after it.
-    ///
-    /// # Errors
-    /// As [`Streamed::run`].
-    pub fn run_and_read(
-        &self,
-        device: &Device,
-        recording: &Recording,
-        n_rows: usize,
-        tensor: &Tensor,
-    ) -> Result<Pending, Error> {
-        self.run_up_to_last(device, (recording, n_rows), |first| {
-            device.run_steps_and_read(recording, first..recording.n_dispatches(), tensor, 1)
-        })
-    }
-
-    /// Runs all steps up to the last that need a layer which is streamed, and does the rest, from a step on, with `rest`.
-    fn run_up_to_last<R>(
+    /// Those of reading, of [`Device::run`] and of `rest`.
+    pub async fn run<R>(
         &self,
         device: &Device,
         (recording, n_rows): (&Recording, usize),
-        rest: impl FnOnce(usize) -> Result<R, Error>,
+        rest: impl FnOnce(Range<usize>) -> Result<R, Error>,
     ) -> Result<R, Error> {
-        let mut held = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = recording.n_dispatches();
+        let mut turn = Turn { lane: self.lane.take().await, lanes: &self.lane };
         if let (Some(kept), false) = (&self.kept, recording.choices().is_empty()) {
-            return kept.run_up_to_last((device, &self.files), (recording, n_rows), rest);
+            let done = kept.run_up_to_last((device, &self.files), (recording, n_rows)).await?;
+            return rest(done..end);
         }
         let position = |layer: u32| self.layers.iter().position(|(streamed, _)| *streamed == layer as usize);
         if recording.layers().all(|(layer, _)| position(layer).is_none()) {
-            return rest(0);
+            return rest(0..end);
         }
-        let run = || {
-            device.prepare(recording)?;
-            let lane = match &mut *held {
-                Some(lane) => lane,
-                none => none.insert(self.start(device)?),
-            };
-            let mut done = 0;
-            for (layer, steps) in recording.layers() {
-                let Some(i) = position(layer) else { continue };
-                if steps.start > done {
-                    device.run_steps(recording, done..steps.start)?;
-                }
-                self.wait_for(lane, layer as usize)?;
-                device.run_steps(recording, steps.clone())?;
-                // Whatever is written from now on is written after these steps.
-                lane.release(i % SLOTS);
-                done = steps.end;
-            }
-            rest(done)
+        device.prepare(recording)?;
+        // A pass that fails or is given up leaves none.
+        let lane = match turn.lane.take() {
+            Some(lane) => lane,
+            None => self.start(device)?,
         };
-        let result = run();
-        if result.is_err() {
-            // Another pass begins anew.
-            *held = None;
+        let mut done = 0;
+        for (layer, steps) in recording.layers() {
+            let Some(i) = position(layer) else { continue };
+            if steps.start > done {
+                device.run_steps(recording, done..steps.start)?;
+            }
+            self.wait_for(&lane, layer as usize).await?;
+            device.run_steps(recording, steps.clone())?;
+            // Whatever is written from now on is written after these steps.
+            lane.release(i % SLOTS);
+            done = steps.end;
         }
-        result
+        let result = rest(done..end)?;
+        turn.lane = Some(lane);
+        Ok(result)
     }
 
     /// Waits until a layer is in its slot.
-    fn wait_for(&self, lane: &Lane, layer: usize) -> Result<(), Error> {
+    async fn wait_for(&self, lane: &Lane, layer: usize) -> Result<(), Error> {
         let start = Instant::now();
-        let gone =
-            || Error::Io { path: "the thread that reads layers".into(), source: std::io::ErrorKind::Other.into() };
-        let ready = lane.ready.recv().map_err(|_| gone())??;
+        let ready = lane.ready.take().await?;
         self.waiting_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         // Passes have all layers in order, and one that fails ends the thread.
         debug_assert_eq!(ready, layer);
@@ -457,11 +344,12 @@ impl Streamed {
     /// Starts a thread that reads the layers in order, again and again, as slots become free.
     fn start(&self, device: &Device) -> Result<Lane, Error> {
         let (free, frees) = channel();
-        let (send, ready) = channel();
+        let ready = Arc::new(Mailbox::new([]));
+        let told = Told(ready.clone());
         let (layers, files, device) = (self.layers.clone(), self.files.clone(), device.clone());
         let (n_read, reading_ns) = (self.n_read.clone(), self.reading_ns.clone());
         let (kept, read_bytes) = (self.kept.clone(), self.read_bytes.clone());
-        let read_all = move || {
+        let read_all = async move {
             let mut is_free = [true; SLOTS];
             for (i, (layer, feed)) in layers.iter().enumerate().cycle() {
                 while !is_free[i % SLOTS] {
@@ -473,32 +361,32 @@ impl Streamed {
                 is_free[i % SLOTS] = false;
                 let start = Instant::now();
                 let read = match &kept {
-                    Some(kept) => kept.read_layer(*layer as u32, &device, &files),
-                    None => read(feed.clone(), &device, &files),
+                    Some(kept) => kept.read_layer(*layer as u32, &device, &files).await,
+                    None => read(feed.clone(), &device, &files).await,
                 };
                 reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
                 n_read.fetch_add(1, Ordering::Relaxed);
                 read_bytes.fetch_add(*read.as_ref().unwrap_or(&0), Ordering::Relaxed);
                 let failed = read.is_err();
-                if send.send(read.map(|_| *layer)).is_err() || failed {
+                told.0.put(read.map(|_| *layer));
+                if failed {
                     return;
                 }
             }
         };
-        let spawned = thread::Builder::new().name("tilewright layers".into()).spawn(read_all);
-        let thread = spawned.map_err(|source| Error::Io { path: "the thread that reads layers".into(), source })?;
+        let thread = spawn("tilewright layers", read_all).map_err(of_thread)?;
         Ok(Lane { free: Some(free), ready, thread: Some(thread) })
     }
 }
 
 /// Reads all of a feed, and returns its bytes. What is on its way to the device is bounded.
-pub(super) fn read(mut feed: Feed, device: &Device, files: &[FileBytes]) -> Result<u64, Error> {
+pub(super) async fn read(mut feed: Feed, device: &Device, files: &[FileBytes]) -> Result<u64, Error> {
     const MOST_IN_FLIGHT: u64 = 32 << 20;
     let mut in_flight = 0;
     while feed.take_piece(device, files)? {
         in_flight += feed.take_uploaded();
         if in_flight >= MOST_IN_FLIGHT {
-            pollster::block_on(device.drained())?;
+            device.drained().await?;
             in_flight = 0;
         }
     }

@@ -1,6 +1,9 @@
 //! Models whose layers are not all on the device: read from the file for each pass, or computed by the CPU.
 
+use std::future::poll_fn;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 
 use tilewright::generate::DeviceLayers;
 use tilewright::kernels::KvType;
@@ -106,6 +109,49 @@ fn layers_that_are_read_for_each_pass_give_the_same_bits() {
     }
     println!("{n_compared} models compared");
     assert!(n_compared >= 20, "{n_compared}");
+}
+
+/// Waits for both on one thread.
+async fn both<T>(first: impl Future<Output = T>, second: impl Future<Output = T>) -> [T; 2] {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    let mut done = [None, None];
+    let all = poll_fn(|cx| {
+        if done[0].is_none()
+            && let Poll::Ready(value) = first.as_mut().poll(cx)
+        {
+            done[0] = Some(value);
+        }
+        if done[1].is_none()
+            && let Poll::Ready(value) = second.as_mut().poll(cx)
+        {
+            done[1] = Some(value);
+        }
+        if done.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+    });
+    all.await;
+    done.map(Option::unwrap)
+}
+
+/// Sessions that wait on one thread, and a pass that nobody waits for any more.
+#[test]
+fn passes_with_layers_in_the_file_take_turns() {
+    let device = common::cpu();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
+    let whole = load(&device, &path, LoadOptions::default());
+    let model = streamed(&device, &path, whole.plan().total_bytes()).expect("slots are smaller than layers");
+    let ids = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8]];
+    let want = ids.map(|ids| block_on(whole.session().unwrap().logits(&ids)).unwrap());
+    let [mut first, mut second] = [model.session().unwrap(), model.session().unwrap()];
+    for _ in 0..3 {
+        {
+            let mut given_up = pin!(first.logits(&ids[1]));
+            let _ = given_up.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        }
+        first.clear();
+        second.clear();
+        let got = block_on(both(first.logits(&ids[0]), second.logits(&ids[1])));
+        assert!(got.map(Result::unwrap) == want);
+    }
 }
 
 #[test]

@@ -49,14 +49,20 @@ impl ExpertWeights {
         })
     }
 
-    /// M: experts that all tokens have.
-    pub(crate) fn n_shared(&self) -> u32 {
-        self.shared.n
-    }
-
-    /// Bytes of the biases of all experts.
-    pub(crate) fn biases_bytes(&self) -> u64 {
-        self.biases().into_iter().flatten().map(Tensor::size_bytes).sum()
+    /// Bytes of a slot for one of so many experts that may be kept, and those that slots take beside them: of what
+    /// all tokens have, and what tensors are rounded up by at most.
+    pub(crate) fn slot_bytes(&self, n_experts: u32) -> [u64; 2] {
+        /// See [`Tensor::declare`].
+        const ROUNDED: u64 = 16;
+        let of_parts = self.matrices.parts().map(|Part { first_expert, rows, matrix, .. }| {
+            let of_each = matrix.bytes_of(*rows);
+            let n_shared = (first_expert + matrix.rows() / rows).saturating_sub(n_experts.max(*first_expert));
+            let slot = if *first_expert < n_experts { of_each } else { 0 };
+            [slot, u64::from(n_shared) * of_each + ROUNDED * matrix.n_slabs() as u64]
+        });
+        let of_biases = self.biases().into_iter().flatten();
+        let of_biases = of_biases.map(|bias| [bias.len() as u64 * 4 / u64::from(n_experts.max(1)), ROUNDED]);
+        of_parts.chain(of_biases).fold([0; 2], |[slots, beside], [slot, more]| [slots + slot, beside + more])
     }
 
     /// Declares slots for some experts of a layer whose tensors begin with `prefix`, as [`ExpertWeights::declare`] declared

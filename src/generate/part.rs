@@ -1,0 +1,155 @@
+//! The part of a model that a device computes, declared where a placement puts it.
+
+use std::ops::Range;
+#[cfg(not(target_arch = "wasm32"))]
+use std::sync::Arc;
+
+use super::passes::{RecordedPasses, Room};
+#[cfg(not(target_arch = "wasm32"))]
+use super::rows;
+#[cfg(not(target_arch = "wasm32"))]
+use super::streamed::{Streamed, layer_sizes};
+use crate::error::Error;
+use crate::load::{Catalog, Needs, Placement};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::load::{Feed, FileBytes, InFile, Share, Sizes};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::model::ExpertWeights;
+use crate::model::{ModelConfig, Transformer, Weights};
+use crate::recording::MemoryPlan;
+use crate::target::Target;
+
+/// Layers of a model on a device, and the head with the last of them. Nothing is allocated.
+pub(super) struct Part<'a> {
+    target: Target,
+    config: &'a ModelConfig,
+    #[cfg(not(target_arch = "wasm32"))]
+    catalog: &'a Catalog,
+    /// What sessions have room for, but for the context, which a placement decides.
+    room: Room,
+    layers: Range<u32>,
+    /// As they would all be on the device.
+    pub weights: Weights,
+}
+
+impl<'a> Part<'a> {
+    /// Declares the weights, for all layers.
+    ///
+    /// # Errors
+    /// As [`Weights::declare`].
+    pub fn declare(
+        target: Target,
+        config: &'a ModelConfig,
+        catalog: &'a Catalog,
+        room: Room,
+    ) -> Result<Part<'a>, Error> {
+        let weights = Weights::declare(&target, config, catalog)?;
+        Ok(Part {
+            target,
+            config,
+            #[cfg(not(target_arch = "wasm32"))]
+            catalog,
+            room,
+            layers: 0..config.n_layers(),
+            weights,
+        })
+    }
+
+    /// The same, of some layers.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn of_layers(self, layers: Range<u32>) -> Part<'a> {
+        Part { layers, ..self }
+    }
+
+    /// What computes it where all layers are on the device.
+    ///
+    /// # Errors
+    /// As [`Transformer::declare`].
+    pub fn transformer(&self, context_length: u32, tables_in_file: bool) -> Result<Transformer, Error> {
+        self.transformer_of(self.weights.clone(), context_length, tables_in_file)
+    }
+
+    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
+    fn transformer_of(
+        &self,
+        weights: Weights,
+        context_length: u32,
+        tables_in_file: bool,
+    ) -> Result<Transformer, Error> {
+        let all = Transformer::declare(self.config.clone(), weights, context_length)?;
+        let transformer = all.part(self.layers.clone());
+        #[cfg(not(target_arch = "wasm32"))]
+        if tables_in_file {
+            return Ok(rows::in_file(transformer, self.catalog));
+        }
+        Ok(transformer)
+    }
+
+    /// Whether experts can change places with each other, and the file has them one after the other.
+    #[cfg(not(target_arch = "wasm32"))]
+    fn may_keep_experts(&self) -> bool {
+        let mut weights = self.weights.clone();
+        let kept = weights.keep_experts(&self.target, self.config, self.catalog, self.layers.clone(), 1);
+        let is_apart = |experts: &ExpertWeights| match experts.kept() {
+            Some(kept) => {
+                experts.may_be_kept(kept.n_experts()) && Feed::of_expert(self.catalog, kept.parts(0, 0)).is_ok()
+            }
+            None => true,
+        };
+        kept.is_ok() && weights.blocks.iter().filter_map(|block| block.experts.as_ref()).all(is_apart)
+    }
+
+    fn plan_of(&self, transformer: &Transformer, context_length: u32) -> Result<MemoryPlan, Error> {
+        let room = Room { context_length, ..self.room };
+        Ok(RecordedPasses::declare(&self.target, transformer, room)?.plan())
+    }
+
+    /// What computes it where it is placed.
+    ///
+    /// # Errors
+    /// As [`Part::transformer`].
+    #[cfg(target_arch = "wasm32")]
+    pub fn place(&self, placement: &Placement) -> Result<(Transformer, MemoryPlan), Error> {
+        Ok((self.transformer(placement.context_length, false)?, placement.plan))
+    }
+
+    /// What computes it where it is placed, and what reads its layers from the file if some are there.
+    ///
+    /// # Errors
+    /// As [`Part::transformer`]; those of declaring slots and of recording.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn place(
+        &self,
+        placement: &Placement,
+        files: Option<&Arc<Vec<FileBytes>>>,
+    ) -> Result<(Transformer, MemoryPlan, Option<Streamed>), Error> {
+        let Placement { context_length, in_file: InFile { tables, share, fitting_context }, plan } = placement;
+        let (Some(share), Some(files)) = (share, files) else {
+            return Ok((self.transformer(*context_length, *tables)?, *plan, None));
+        };
+        // The others have places by now: a plan was made of them.
+        let mut weights = Weights::declare(&self.target, self.config, self.catalog)?;
+        if let Share::Experts { n_slots } = share {
+            weights.keep_experts(&self.target, self.config, self.catalog, self.layers.clone(), *n_slots)?;
+        }
+        let transformer = self.transformer_of(weights, *context_length, *tables)?;
+        let streamed = Streamed::new(&transformer, self.catalog, files.clone(), share, *fitting_context);
+        let plan = self.plan_of(&transformer, *context_length)?;
+        Ok((transformer, plan, Some(streamed)))
+    }
+}
+
+impl Needs for Part<'_> {
+    fn plan(&self, context_length: u32, tables_in_file: bool) -> Result<MemoryPlan, Error> {
+        self.plan_of(&self.transformer(context_length, tables_in_file)?, context_length)
+    }
+
+    #[cfg(not(target_arch = "wasm32"))]
+    fn sizes(&self) -> Sizes {
+        let mut layers = layer_sizes(&self.weights, self.config, self.layers.clone());
+        if !self.may_keep_experts() {
+            layers.iter_mut().for_each(|layer| layer.experts = None);
+        }
+        Sizes { layers, max_pass: self.room.max_pass }
+    }
+}
