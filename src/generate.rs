@@ -11,12 +11,10 @@ mod generation;
 mod guide;
 mod held;
 mod inside;
-#[cfg(not(target_arch = "wasm32"))]
 mod kept;
 mod loader;
 mod logprobs;
 mod lookup;
-#[cfg(not(target_arch = "wasm32"))]
 mod mailbox;
 mod model;
 mod options;
@@ -30,7 +28,6 @@ mod sequence;
 mod session;
 mod stats;
 mod stop;
-#[cfg(not(target_arch = "wasm32"))]
 mod streamed;
 mod written;
 
@@ -43,7 +40,6 @@ pub use front::DeviceLayers;
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
 pub(crate) use guide::{TokenGuide, guide};
 pub use inside::{HeadWeights, TimedDispatch, Timeline};
-#[cfg(not(target_arch = "wasm32"))]
 pub use kept::KeptStats;
 pub use logprobs::Logprobs;
 pub(crate) use lookup::look_up;
@@ -64,6 +60,5 @@ pub(crate) use saved::SessionLoader;
 pub(crate) use sequence::slide;
 pub use session::{Session, Snapshot};
 pub use stats::{Speculation, Stats};
-#[cfg(not(target_arch = "wasm32"))]
 pub use streamed::Streaming;
 pub(crate) use written::{Completed, Written};

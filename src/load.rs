@@ -43,6 +43,9 @@ pub(crate) use catalog::TableRows;
 pub(crate) use catalog::{Feed, Widened};
 pub use chat::ChatSource;
 pub use file::FileBytes;
+#[cfg(target_arch = "wasm32")]
+pub(crate) use file::ReadFile;
+pub(crate) use file::WeightFiles;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use huggingface::config_of_json;
 #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
@@ -53,9 +56,9 @@ pub use lora::AdapterFile;
 #[cfg(feature = "lora")]
 pub(crate) use lora::Factors;
 pub use outline::{Outline, WeightShare};
-pub(crate) use placement::{Asked, Needs, Placement};
 #[cfg(not(target_arch = "wasm32"))]
-pub(crate) use placement::{ExpertSizes, InFile, LayerSizes, SLOTS, Share, Sizes, layers_before, slot_sizes};
+pub(crate) use placement::layers_before;
+pub(crate) use placement::{Asked, ExpertSizes, InFile, LayerSizes, Needs, Placement, SLOTS, Share, Sizes, slot_sizes};
 pub use reader::{FileName, Head, HeaderReader};
 #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
 pub(crate) use shards::{numbered, stem};

@@ -226,27 +226,23 @@ impl Matrix {
     }
 
     /// The matrix as a tuning knows `other`: products with it are computed in the same way.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn tuned_as(self, other: &Matrix) -> Matrix {
         Matrix { tuned_rows: other.tuned_rows, ..self }
     }
 
     /// Bytes of so many rows without what a slab is rounded up by.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn bytes_of(&self, rows: u32) -> u64 {
         packed_words(self.weight, rows, self.cols) * 4
     }
 
     /// Whether so many rows, wherever a multiple of them begins, can be written again without their neighbours: tails of an odd
     /// number of halves share a word with those of the next row.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn are_apart(&self, rows: u32) -> bool {
         (u64::from(rows) * u64::from(self.units()) * self.weight.tail_len() as u64).is_multiple_of(2)
     }
 
     /// Where rows lie that [`Matrix::are_apart`] from others, all in one slab: the tensor, and in it first words and numbers of
     /// words of units and of tails. `None` if the matrix has no such rows.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn words_of(&self, first_row: u32, rows: u32) -> Option<(&Tensor, [(usize, usize); 2])> {
         let slab = self.slabs.iter().find(|slab| (slab.first_row..slab.first_row + slab.rows).contains(&first_row))?;
         let first = first_row - slab.first_row;

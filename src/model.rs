@@ -22,7 +22,6 @@ pub use config::{ModelConfig, NormKind, PerLayer, PositionTable};
 pub use decoder::{Drawing, Ending, FetchedRows, PassTensors, Sampler, VERIFIED_ROWS};
 pub use encoder::{BatchSize, BatchTensors, ScoreConfig, ScoreHead};
 pub use experts::ExpertWeights;
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use experts::{ExpertPart, KeptExperts};
 pub use forward::{Tap, Transformer};
 pub use further::{FurtherTensors, FurtherWeights};

@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-#[cfg(not(target_arch = "wasm32"))]
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -82,12 +81,10 @@ pub struct Recorder {
     /// The layer that the next steps belong to.
     layer: Option<u32>,
     products: Products,
-    #[cfg(not(target_arch = "wasm32"))]
     choices: Vec<Choice>,
 }
 
 /// Where a pass has chosen its experts of a layer, which need not all be on the device.
-#[cfg(not(target_arch = "wasm32"))]
 #[derive(Debug)]
 pub(crate) struct Choice {
     /// The first step after the choice.
@@ -100,14 +97,7 @@ pub(crate) struct Choice {
 impl Recorder {
     /// An empty recorder; the target decides which shader variants are recorded and what limits hold.
     pub fn new(target: Target) -> Recorder {
-        Recorder {
-            target,
-            steps: Vec::new(),
-            layer: None,
-            products: Products::Usual,
-            #[cfg(not(target_arch = "wasm32"))]
-            choices: Vec::new(),
-        }
+        Recorder { target, steps: Vec::new(), layer: None, products: Products::Usual, choices: Vec::new() }
     }
 
     /// The same, for products that are taken like this.
@@ -133,7 +123,6 @@ impl Recorder {
 
     /// Says that the steps so far have chosen a layer's experts, and that those which follow want slots; see
     /// [`Recording::choices`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn end_choice(&mut self, layer: u32, routes: &Tensor) {
         self.choices.push(Choice { step: self.steps.len(), layer, routes: routes.clone() });
     }
@@ -252,7 +241,6 @@ impl Recorder {
         Recording {
             params_bytes: self.target.params_bytes(self.steps.len()),
             steps: self.steps.into(),
-            #[cfg(not(target_arch = "wasm32"))]
             choices: self.choices,
             prepared: Attached::default(),
             tested: OnceLock::new(),
@@ -322,7 +310,6 @@ pub struct Recording {
     params_bytes: u64,
     /// Shared with the threads that run them.
     pub(crate) steps: Arc<[Step]>,
-    #[cfg(not(target_arch = "wasm32"))]
     choices: Vec<Choice>,
     /// What the executor made of it to replay it.
     pub(crate) prepared: Attached,
@@ -332,7 +319,6 @@ pub struct Recording {
 
 impl Recording {
     /// The steps of each layer, in order, so that a layer's matrices can come and go while the recording runs.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn layers(&self) -> impl Iterator<Item = (u32, Range<usize>)> {
         let mut end = 0;
         self.steps.chunk_by(|a, b| a.layer == b.layer).filter_map(move |steps| {
@@ -343,7 +329,6 @@ impl Recording {
     }
 
     /// Where the host has to bring experts and to replace their numbers by those of their slots, in order.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn choices(&self) -> &[Choice] {
         &self.choices
     }

@@ -230,7 +230,6 @@ impl Tensor {
     }
 
     /// Whether both are the same content, whatever their shapes.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn is_same(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.storage, &other.storage)
     }

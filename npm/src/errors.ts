@@ -58,7 +58,7 @@ export type ErrorCode =
   | "digest"
   /** The browser's storage is full. */
   | "quota"
-  /** The browser's storage failed, or a kept file is damaged. */
+  /** The browser's storage failed, a kept file is damaged, or a file cannot be read any more. */
   | "storage"
   /** A call was aborted without a reason of its own. */
   | "aborted"
@@ -124,6 +124,9 @@ export function codeOf(error: unknown): ErrorCode {
       return "quota";
     }
     const code = (error as { code?: unknown }).code;
+    if (code === "io") {
+      return "storage";
+    }
     if (typeof code === "string" && ENGINE_CODES.has(code)) {
       return code as ErrorCode;
     }

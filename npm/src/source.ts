@@ -30,6 +30,8 @@ export interface ModelFile {
   readonly size: number | undefined;
   /** Whether all of it is from a copy that an earlier load kept. */
   readonly isKept?: boolean;
+  /** Whether its bytes can be read again once it was read: it is a file of this machine, or a copy of it is kept. */
+  readonly isLocal: boolean;
   /** Where the bytes come from at the moment. */
   readonly phase: Progress["phase"];
   /** Bytes that have arrived, from the start on. */
@@ -355,6 +357,7 @@ function checkStart(name: string, bytes: Uint8Array): void {
 /** A file that the user picked. */
 class BlobFile implements ModelFile {
   readonly name: string;
+  readonly isLocal = true;
   readonly phase = "file";
   readonly size: number;
   arrived = 0;
@@ -398,6 +401,7 @@ async function readBlob(name: string, blob: Blob, offset: number): Promise<Uint8
 /** A file with a path, in Node and Deno. */
 class PathFile implements ModelFile {
   readonly name: string;
+  readonly isLocal = true;
   readonly phase = "file";
   readonly size: number;
   arrived = 0;
@@ -461,6 +465,10 @@ class PinnedFile implements ModelFile {
     this.#file = file;
     this.#expected = expected;
     this.#digest = digest;
+  }
+
+  get isLocal(): boolean {
+    return this.#file.isLocal;
   }
 
   get arrived(): number {
@@ -589,6 +597,10 @@ class SmallFile implements ModelFile {
     return this.#file.isKept;
   }
 
+  get isLocal(): boolean {
+    return this.#file.isLocal;
+  }
+
   get phase(): Progress["phase"] {
     return this.#file.phase;
   }
@@ -682,6 +694,10 @@ class UrlFile implements ModelFile {
   /** Whether all of it is from a copy that an earlier load kept. */
   get isKept(): boolean {
     return this.#isComplete;
+  }
+
+  get isLocal(): boolean {
+    return this.#context.store !== undefined;
   }
 
   get phase(): "cache" | "download" {

@@ -50,9 +50,12 @@ export class DeviceTensor {
   free(): void;
 }
 
+export type ReadFile = (file: number, offset: number) => Promise<Uint8Array | undefined>;
+
 export class Loader<Loaded> {
   private constructor();
-  static model(device: Device, files: FileInfo[], options: ModelSettings): Loader<Model>;
+  /** `read` gives some bytes of a file from an offset on, when all files were pushed: for layers that memory has no room for. */
+  static model(device: Device, files: FileInfo[], options: ModelSettings, read: ReadFile | undefined): Loader<Model>;
   static embedder(device: Device, files: FileInfo[], options: EmbedderSettings): Loader<Embedder>;
   static reranker(device: Device, files: FileInfo[], options: RerankerSettings): Loader<Reranker>;
   /** Of a file of so many bytes, if that is known. */
@@ -93,7 +96,7 @@ export class Header {
   /** Memory that the model would take there, whatever there is. */
   plan(device: Device, options: PlanOptions): Omit<MemoryInfo, "wasmHeapBytes">;
   /** Throws what loading would throw by the headers. */
-  check(device: Device, options: PlanOptions): void;
+  check(device: Device, options: PlanOptions & { readsAgain?: boolean }): void;
   free(): void;
 }
 
@@ -103,6 +106,8 @@ export class Model {
   private constructor();
   info(): Omit<ModelInfo, "fileBytes">;
   memory(): Omit<MemoryInfo, "wasmHeapBytes">;
+  /** Bytes of layers that each pass reads from the files. */
+  streamedBytes(): number;
   tokenize(text: string, addSpecial: boolean): Uint32Array;
   detokenize(ids: Uint32Array): string;
   chatTokens(messages: readonly object[], options: { now?: number }): Uint32Array;
@@ -118,7 +123,7 @@ export class Model {
   pieces(ids: Uint32Array): string[];
   encodeWithin(text: string): Uint32Array | undefined;
   /** Tells the weights, with those of an adapter, and the type of cached keys from others'. */
-  digest(): string;
+  digest(): string | undefined;
   mostBack(): number | undefined;
   /** Has new sessions use a LoRA adapter: a GGUF file, or PEFT's weights and their configuration. */
   useAdapter(weights: Uint8Array, config: Uint8Array | undefined, scale: number): void;

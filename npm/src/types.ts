@@ -230,6 +230,8 @@ export type NoticeCode =
   | "cache_damaged"
   /** A connection broke and was opened again. */
   | "reconnected"
+  /** Memory has no room for all layers: each pass reads some from the model's files, which takes time. */
+  | "layers_streamed"
   /** A shader computes wrongly on this driver, as a test before its first use found; another one is used. */
   | "shader_replaced"
   /** What was measured with `tune` could not be kept, or was of another version and is not used. */
@@ -797,6 +799,8 @@ export interface MemoryInfo {
   totalBytes: number;
   /** Size of the WASM heap; on the CPU the other numbers are part of it. */
   wasmHeapBytes: number;
+  /** Bytes of layers that are not in memory, which each pass reads from the model's files; absent if all are. */
+  streamedBytes?: number;
 }
 
 /** What a device has done since it was opened. In steady generation only `dispatches`, `submits`, `reads` and `bytesRead` grow. */

@@ -98,7 +98,7 @@ impl Embedder {
     /// # Errors
     /// [`Error::Config`] if there are no files.
     pub fn loader(device: &Device, files: Vec<FileName>, options: EmbedOptions<'_>) -> Result<Loader<Embedder>, Error> {
-        Loader::new(device, files, move |device, header| {
+        Loader::new(device, files, move |device, header, _| {
             Embedder::declare(device, header, EmbedOptions { progress: None, ..options })
         })
     }

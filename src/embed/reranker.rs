@@ -89,7 +89,7 @@ impl Reranker {
         files: Vec<FileName>,
         options: RerankOptions<'_>,
     ) -> Result<Loader<Reranker>, Error> {
-        Loader::new(device, files, move |device, header| {
+        Loader::new(device, files, move |device, header, _| {
             Reranker::declare(device, header, RerankOptions { progress: None, ..options })
         })
     }

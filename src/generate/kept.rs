@@ -8,12 +8,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use web_time::Instant;
 
 use super::streamed::read;
 use crate::device::Device;
 use crate::error::Error;
-use crate::load::{Catalog, Feed, FileBytes};
+use crate::load::{Catalog, Feed, WeightFiles};
 use crate::model::{KeptExperts, Transformer};
 use crate::recording::Recording;
 use crate::tensor::Tensor;
@@ -176,8 +178,21 @@ impl Kept {
     /// Reads what all tokens have beside the experts that they choose.
     ///
     /// # Errors
+    /// Those of reading.
+    #[cfg(target_arch = "wasm32")]
+    pub async fn fill(&self, device: &Device, files: &WeightFiles) -> Result<(), Error> {
+        for Layer { experts, .. } in &self.layers {
+            read(Feed::new(&self.catalog, experts.shared()), device, files).await?;
+        }
+        Ok(())
+    }
+
+    /// The same without waiting for anybody.
+    ///
+    /// # Errors
     /// Those of [`Feed::take_all`].
-    pub fn fill(&self, device: &Device, files: &[FileBytes]) -> Result<(), Error> {
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn fill(&self, device: &Device, files: &WeightFiles) -> Result<(), Error> {
         self.layers.iter().try_for_each(|Layer { experts, .. }| {
             Feed::new(&self.catalog, experts.shared()).take_all(device, files, None)
         })
@@ -204,7 +219,7 @@ impl Kept {
     /// Those of reading and of [`Device::run`].
     pub async fn run_up_to_last(
         &self,
-        (device, files): (&Device, &[FileBytes]),
+        (device, files): (&Device, &WeightFiles),
         (recording, n_rows): (&Recording, usize),
     ) -> Result<usize, Error> {
         let mut done = 0;
@@ -224,7 +239,7 @@ impl Kept {
     async fn bring(
         &self,
         layer: &Layer,
-        (device, files): (&Device, &[FileBytes]),
+        (device, files): (&Device, &WeightFiles),
         (tensor, mut routes, n_chosen): (&Tensor, Vec<u32>, usize),
     ) -> Result<(), Error> {
         let experts = &layer.experts;
@@ -246,6 +261,7 @@ impl Kept {
         };
         let feed = |&(expert, slot): &(u32, u32)| Feed::of_expert(&self.catalog, experts.parts(expert, slot));
         let feeds = room.iter().map(feed).collect::<Result<Vec<Feed>, Error>>()?;
+        #[cfg(not(target_arch = "wasm32"))]
         feeds.iter().for_each(|feed| feed.announce(files));
         for (&(expert, slot), feed) in room.iter().zip(feeds) {
             // What was submitted with the slot's last expert is done before this is written.
@@ -274,7 +290,7 @@ impl Kept {
     ///
     /// # Errors
     /// Those of reading and of [`Device::copy_words`].
-    pub async fn read_layer(&self, number: u32, device: &Device, files: &[FileBytes]) -> Result<u64, Error> {
+    pub async fn read_layer(&self, number: u32, device: &Device, files: &WeightFiles) -> Result<u64, Error> {
         let layer = self.layer(number)?;
         let experts = 0..layer.experts.n_experts();
         let missing: Vec<u32> = {

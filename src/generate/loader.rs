@@ -6,6 +6,8 @@ use super::{LoadOptions, Model};
 use crate::device::Device;
 use crate::error::Error;
 use crate::load::{FileName, Loader};
+#[cfg(all(target_arch = "wasm32", feature = "web"))]
+use crate::load::{ReadFile, WeightFiles};
 use crate::target::Tuning;
 use crate::tuning::{TunedRow, tune_products};
 
@@ -15,21 +17,48 @@ impl Model {
     /// # Errors
     /// [`Error::Config`] if there are no files.
     pub fn loader(device: &Device, files: Vec<FileName>, options: LoadOptions<'_>) -> Result<Loader<Model>, Error> {
-        let LoadOptions { context_length, fit_context, memory_limit, max_pass, kv_type, exact, further_tokens, .. } =
-            options;
-        Loader::new(device, files, move |device, header| {
-            let options = LoadOptions {
-                context_length,
-                fit_context,
-                memory_limit,
-                max_pass,
-                kv_type,
-                exact,
-                further_tokens,
-                ..LoadOptions::default()
-            };
-            Model::declare(device, header, None, &options)
+        let options = without_progress(options);
+        Loader::new(device, files, move |device, header, _| Model::declare(device, header, None, &options))
+    }
+
+    /// The same; `read` reads the files again for passes, once all of them are there, if they leave layers in them.
+    #[cfg(all(target_arch = "wasm32", feature = "web"))]
+    pub(crate) fn loader_reading(
+        device: &Device,
+        files: Vec<FileName>,
+        options: LoadOptions<'_>,
+        read: ReadFile,
+    ) -> Result<Loader<Model>, Error> {
+        let options = without_progress(options);
+        Loader::new(device, files, move |device, header, numbers| {
+            Model::declare(device, header, Some(&WeightFiles::new(read, numbers)), &options)
         })
+    }
+}
+
+/// Those that hold for a model whose files arrive piece by piece.
+fn without_progress(options: LoadOptions<'_>) -> LoadOptions<'static> {
+    let LoadOptions {
+        context_length,
+        fit_context,
+        memory_limit,
+        stream_layers,
+        max_pass,
+        kv_type,
+        exact,
+        further_tokens,
+        ..
+    } = options;
+    LoadOptions {
+        context_length,
+        fit_context,
+        memory_limit,
+        stream_layers,
+        max_pass,
+        kv_type,
+        exact,
+        further_tokens,
+        ..LoadOptions::default()
     }
 }
 
@@ -65,6 +94,8 @@ impl Loader<Model> {
     pub async fn finish(self) -> Result<Model, Error> {
         let digest = self.digest();
         let (model, device) = self.loaded()?;
+        #[cfg(target_arch = "wasm32")]
+        model.fill().await?;
         let model = model.complete(device, digest)?;
         model.device().drained().await?;
         Ok(model)

@@ -20,7 +20,6 @@ use super::part::Part;
 use super::passes::{PASS_SIZES, RecordedPasses, Room};
 #[cfg(not(target_arch = "wasm32"))]
 use super::rows::RowTables;
-#[cfg(not(target_arch = "wasm32"))]
 use super::streamed::{Streamed, Streaming};
 use crate::device::{Device, Pending};
 use crate::dtype::DType;
@@ -30,7 +29,7 @@ use crate::formats::BlockType;
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
 use crate::load::{
-    Asked, Catalog, ChatSource, FURTHER_TOKENS, Feed, FileBytes, ModelFile, ModelHeader, Needs, Placement,
+    Asked, Catalog, ChatSource, FURTHER_TOKENS, Feed, ModelFile, ModelHeader, Needs, Placement, WeightFiles,
 };
 use crate::memory::Limit;
 use crate::model::{Block, KvCache, ModelConfig, PassTensors, Transformer, Weights};
@@ -133,7 +132,6 @@ pub(super) struct Inner {
     block_types: Vec<BlockType>,
     tokens_per_submit: u32,
     /// Reads what the device has no room for.
-    #[cfg(not(target_arch = "wasm32"))]
     streamed: Option<Streamed>,
     /// Fetches rows of tables that are in the file.
     #[cfg(not(target_arch = "wasm32"))]
@@ -212,7 +210,10 @@ impl Model {
     pub fn from_file(device: &Device, file: ModelFile, options: LoadOptions<'_>) -> Result<Model, Error> {
         let ModelFile { header, files } = file;
         let files = Arc::new(files);
+        #[cfg(not(target_arch = "wasm32"))]
         let (model, mut feed) = Model::declare(device, header, Some(&files), &options)?;
+        #[cfg(target_arch = "wasm32")]
+        let (model, mut feed) = Model::declare(device, header, None, &options)?;
         let test = RecordedPasses::test_usual(&model.device, model.transformer(), model.room);
         while_testing(test, || feed.take_all(device, &files, options.progress))?;
         let digest = feed.digest();
@@ -228,7 +229,7 @@ impl Model {
     pub(super) fn declare(
         device: &Device,
         header: ModelHeader,
-        files: Option<&Arc<Vec<FileBytes>>>,
+        files: Option<&WeightFiles>,
         options: &LoadOptions<'_>,
     ) -> Result<(Model, Feed), Error> {
         header.note_vocabulary(device);
@@ -253,28 +254,21 @@ impl Model {
             fit_context: options.fit_context,
             limit,
             stream_rows: options.stream_rows && files.is_some(),
-            #[cfg(not(target_arch = "wasm32"))]
             stream_layers: options.stream_layers && files.is_some(),
-            #[cfg(not(target_arch = "wasm32"))]
             whole_layers: options.whole_layers,
         };
         let placement = Placement::choose(&asked, &part)?;
         let room = Room { context_length: placement.context_length, ..room };
-        #[cfg(not(target_arch = "wasm32"))]
         let (transformer, plan, streamed) = part.place(&placement, files)?;
-        #[cfg(target_arch = "wasm32")]
-        let (transformer, plan) = part.place(&placement)?;
         debug_assert!(limit.is_none_or(|limit| plan.total_bytes() <= limit.bytes), "{plan:?} in {limit:?}");
         if !unread.is_empty() {
             device
                 .tested()
                 .note(format!("of the model text alone is read: its parts for {} are left out", unread.join(", ")));
         }
-        let feed = Feed::digesting(&catalog, transformer.destinations(), |_| true);
-        #[cfg(not(target_arch = "wasm32"))]
         let feed = match &streamed {
             Some(streamed) => streamed.resident(&transformer, &catalog),
-            None => feed,
+            None => Feed::digesting(&catalog, transformer.destinations(), |_| true),
         };
         #[cfg(not(target_arch = "wasm32"))]
         let fronts = {
@@ -307,7 +301,6 @@ impl Model {
             chat,
             block_types,
             tokens_per_submit,
-            #[cfg(not(target_arch = "wasm32"))]
             streamed,
             #[cfg(not(target_arch = "wasm32"))]
             tables,
@@ -344,6 +337,15 @@ impl Model {
         Ok(Model { device: device.for_model(!self.rounds()), digest, ..self })
     }
 
+    /// Reads what stays on the device of layers that passes read again.
+    #[cfg(target_arch = "wasm32")]
+    pub(super) async fn fill(&self) -> Result<(), Error> {
+        match &self.inner.streamed {
+            Some(streamed) => streamed.fill(&self.device).await,
+            None => Ok(()),
+        }
+    }
+
     /// Memory that a file's weights and one session would take on a device, whatever the limit; nothing is allocated.
     ///
     /// # Errors
@@ -358,16 +360,17 @@ impl Model {
         part.plan(room.context_length, options.stream_rows)
     }
 
-    /// Refuses what loading it would refuse by its header: what does not fit, or is of another kind; nothing is allocated.
+    /// Refuses what loading it would refuse by its header: what does not fit, or is of another kind; nothing is allocated. With
+    /// `stream_layers` its files can be read again.
     #[cfg(all(feature = "web", target_arch = "wasm32"))]
     pub(crate) fn check_header(device: &Device, header: ModelHeader, options: &LoadOptions<'_>) -> Result<(), Error> {
-        Model::declare(device, header, None, options).map(drop)
+        let read = std::rc::Rc::new(|_, _| Box::pin(async { Ok(Vec::new()) }) as _);
+        let files = WeightFiles::new(read, &[]);
+        Model::declare(device, header, Some(&files), options).map(drop)
     }
 
     /// Runs a pass, of whose rows the first `n_rows` are those of tokens.
-    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
     pub(crate) async fn run(&self, pass: &Recording, n_rows: usize) -> Result<(), Error> {
-        #[cfg(not(target_arch = "wasm32"))]
         if let Some(streamed) = &self.inner.streamed {
             let rest = |steps| self.device.run_steps(pass, steps);
             return streamed.run(&self.device, (pass, n_rows), rest).await;
@@ -376,7 +379,6 @@ impl Model {
     }
 
     /// Runs a pass as [`Model::run`], `n_runs` times, or once where layers are streamed, and reads a tensor after each run.
-    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
     pub(crate) async fn run_and_read(
         &self,
         pass: &Recording,
@@ -384,7 +386,6 @@ impl Model {
         tensor: &Tensor,
         n_runs: u32,
     ) -> Result<Pending, Error> {
-        #[cfg(not(target_arch = "wasm32"))]
         if let Some(streamed) = &self.inner.streamed {
             let rest = |steps| self.device.run_steps_and_read(pass, steps, tensor, 1);
             return streamed.run(&self.device, (pass, n_rows), rest).await;
@@ -394,9 +395,11 @@ impl Model {
 
     /// Which layers, and rows of which tables, each pass reads from the file, or which experts tokens do, and what came of it,
     /// if not all is on the device.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn streaming(&self) -> Option<Streaming> {
         let layers = self.inner.streamed.as_ref().map(Streamed::report);
+        #[cfg(target_arch = "wasm32")]
+        return layers;
+        #[cfg(not(target_arch = "wasm32"))]
         match &self.inner.tables {
             Some(tables) => Some(tables.report(layers.unwrap_or_else(|| Streaming::resident(&self.inner.transformer)))),
             None => layers,
@@ -491,9 +494,7 @@ impl Model {
     }
 
     /// Refuses what cannot wait for layers that are read from the file.
-    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
     fn expect_layers_off_file(&self, option: &'static str) -> Result<(), Error> {
-        #[cfg(not(target_arch = "wasm32"))]
         if let Some(streaming) = self.inner.streamed.as_ref().map(Streamed::report) {
             let expected = "a model all of whose layers are on the device".into();
             let found = match streaming.experts {
@@ -510,8 +511,11 @@ impl Model {
 
     /// Whether a pass may be submitted before the one before it is done.
     pub(crate) fn runs_ahead(&self) -> bool {
+        if self.inner.streamed.is_some() {
+            return false;
+        }
         #[cfg(not(target_arch = "wasm32"))]
-        if self.inner.streamed.is_some() || self.inner.tables.is_some() || !self.inner.fronts.is_empty() {
+        if self.inner.tables.is_some() || !self.inner.fronts.is_empty() {
             return false;
         }
         self.device.is_gpu()

@@ -1,21 +1,14 @@
 //! The part of a model that a device computes, declared where a placement puts it.
 
 use std::ops::Range;
-#[cfg(not(target_arch = "wasm32"))]
-use std::sync::Arc;
 
 use super::passes::{RecordedPasses, Room};
 #[cfg(not(target_arch = "wasm32"))]
 use super::rows;
-#[cfg(not(target_arch = "wasm32"))]
 use super::streamed::{Streamed, layer_sizes};
 use crate::error::Error;
-use crate::load::{Catalog, Needs, Placement};
-#[cfg(not(target_arch = "wasm32"))]
-use crate::load::{Feed, FileBytes, InFile, Share, Sizes};
-#[cfg(not(target_arch = "wasm32"))]
-use crate::model::ExpertWeights;
-use crate::model::{ModelConfig, Transformer, Weights};
+use crate::load::{Catalog, Feed, InFile, Needs, Placement, Share, Sizes, WeightFiles};
+use crate::model::{ExpertWeights, ModelConfig, Transformer, Weights};
 use crate::recording::MemoryPlan;
 use crate::target::Target;
 
@@ -23,7 +16,6 @@ use crate::target::Target;
 pub(super) struct Part<'a> {
     target: Target,
     config: &'a ModelConfig,
-    #[cfg(not(target_arch = "wasm32"))]
     catalog: &'a Catalog,
     /// What sessions have room for, but for the context, which a placement decides.
     room: Room,
@@ -44,15 +36,7 @@ impl<'a> Part<'a> {
         room: Room,
     ) -> Result<Part<'a>, Error> {
         let weights = Weights::declare(&target, config, catalog)?;
-        Ok(Part {
-            target,
-            config,
-            #[cfg(not(target_arch = "wasm32"))]
-            catalog,
-            room,
-            layers: 0..config.n_layers(),
-            weights,
-        })
+        Ok(Part { target, config, catalog, room, layers: 0..config.n_layers(), weights })
     }
 
     /// The same, of some layers.
@@ -69,6 +53,7 @@ impl<'a> Part<'a> {
         self.transformer_of(self.weights.clone(), context_length, tables_in_file)
     }
 
+    /// Where bytes arrive from JavaScript, tables of tokens stay on the device.
     #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
     fn transformer_of(
         &self,
@@ -86,7 +71,6 @@ impl<'a> Part<'a> {
     }
 
     /// Whether experts can change places with each other, and the file has them one after the other.
-    #[cfg(not(target_arch = "wasm32"))]
     fn may_keep_experts(&self) -> bool {
         let mut weights = self.weights.clone();
         let kept = weights.keep_experts(&self.target, self.config, self.catalog, self.layers.clone(), 1);
@@ -104,24 +88,14 @@ impl<'a> Part<'a> {
         Ok(RecordedPasses::declare(&self.target, transformer, room)?.plan())
     }
 
-    /// What computes it where it is placed.
-    ///
-    /// # Errors
-    /// As [`Part::transformer`].
-    #[cfg(target_arch = "wasm32")]
-    pub fn place(&self, placement: &Placement) -> Result<(Transformer, MemoryPlan), Error> {
-        Ok((self.transformer(placement.context_length, false)?, placement.plan))
-    }
-
     /// What computes it where it is placed, and what reads its layers from the file if some are there.
     ///
     /// # Errors
     /// As [`Part::transformer`]; those of declaring slots and of recording.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn place(
         &self,
         placement: &Placement,
-        files: Option<&Arc<Vec<FileBytes>>>,
+        files: Option<&WeightFiles>,
     ) -> Result<(Transformer, MemoryPlan, Option<Streamed>), Error> {
         let Placement { context_length, in_file: InFile { tables, share, fitting_context }, plan } = placement;
         let (Some(share), Some(files)) = (share, files) else {
@@ -144,7 +118,6 @@ impl Needs for Part<'_> {
         self.plan_of(&self.transformer(context_length, tables_in_file)?, context_length)
     }
 
-    #[cfg(not(target_arch = "wasm32"))]
     fn sizes(&self) -> Sizes {
         let mut layers = layer_sizes(&self.weights, self.config, self.layers.clone());
         if !self.may_keep_experts() {

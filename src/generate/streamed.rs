@@ -1,7 +1,8 @@
 //! Models larger than memory: the matrices of some layers stay in the file, and each pass reads them again.
 //!
 //! All tensors of a model are declared as ever. Those of the layers that are streamed share slots, which these layers take in
-//! turns: while the device computes a layer, a thread reads the next one into the slot that is free. Layers come in the same
+//! turns: while the device computes a layer, a thread reads the next one into the slot that is free. In a browser, where a GPU
+//! computes what was submitted, the pass itself reads it. Layers come in the same
 //! order in every pass, so whatever is kept besides is best kept for good: of what a cache gave up and fetched by age, a cycle
 //! would find nothing.
 //!
@@ -10,17 +11,22 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(target_arch = "wasm32"))]
 use std::sync::mpsc::{Sender, channel};
+#[cfg(not(target_arch = "wasm32"))]
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use web_time::Instant;
 
 use super::kept::{Kept, KeptStats};
 use super::mailbox::Mailbox;
 use crate::device::Device;
 use crate::error::Error;
-use crate::load::{Catalog, ExpertSizes, Feed, FileBytes, LayerSizes, SLOTS, Share, slot_sizes};
+use crate::load::{Catalog, ExpertSizes, Feed, LayerSizes, SLOTS, Share, WeightFiles, slot_sizes};
 use crate::matrix::Matrix;
 use crate::model::{Destination, ExpertWeights, Experts, ModelConfig, Transformer, Weights, layer_of};
+#[cfg(not(target_arch = "wasm32"))]
 use crate::platform::spawn;
 use crate::recording::Recording;
 use crate::tensor::{Block, Role, Tensor};
@@ -126,25 +132,69 @@ pub(super) fn layer_sizes(weights: &Weights, config: &ModelConfig, layers: Range
     layers.map(|l| layer(l as usize)).collect()
 }
 
-/// Reads layers into their slots.
+/// Layers in the file, and the slots that they take in turns.
 pub(super) struct Streamed {
-    /// By their order: number, and what reads it.
-    layers: Vec<(usize, Feed)>,
-    /// What these read.
+    reader: Arc<Reader>,
+    /// What it reads of each layer.
     tensors: Vec<Vec<Tensor>>,
-    files: Arc<Vec<FileBytes>>,
-    /// Reads single experts for passes of a few tokens.
-    kept: Option<Arc<Kept>>,
     /// Taken by a pass to its end: slots serve one at a time.
     lane: Mailbox<Option<Lane>>,
     plan: Streaming,
-    n_read: Arc<AtomicU64>,
-    read_bytes: Arc<AtomicU64>,
-    reading_ns: Arc<AtomicU64>,
     waiting_ns: AtomicU64,
 }
 
+/// Reads layers into their slots.
+struct Reader {
+    /// By their order: number, and what reads it.
+    layers: Vec<(usize, Feed)>,
+    files: WeightFiles,
+    /// Reads single experts for passes of a few tokens.
+    kept: Option<Kept>,
+    n_read: AtomicU64,
+    read_bytes: AtomicU64,
+    reading_ns: AtomicU64,
+}
+
+impl Reader {
+    /// Reads the `i`-th of the layers into its slot.
+    ///
+    /// # Errors
+    /// Those of reading.
+    async fn read(&self, i: usize, device: &Device) -> Result<(), Error> {
+        let (start, (layer, feed)) = (Instant::now(), &self.layers[i]);
+        let read = match &self.kept {
+            Some(kept) => kept.read_layer(*layer as u32, device, &self.files).await,
+            None => read(feed.clone(), device, &self.files).await,
+        };
+        self.reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.n_read.fetch_add(1, Ordering::Relaxed);
+        self.read_bytes.fetch_add(*read.as_ref().unwrap_or(&0), Ordering::Relaxed);
+        read.map(drop)
+    }
+}
+
+/// Reads when a pass waits for a layer.
+#[cfg(target_arch = "wasm32")]
+struct Lane {
+    reader: Arc<Reader>,
+    device: Device,
+}
+
+#[cfg(target_arch = "wasm32")]
+impl Lane {
+    fn start(reader: &Arc<Reader>, device: &Device) -> Result<Lane, Error> {
+        Ok(Lane { reader: reader.clone(), device: device.clone() })
+    }
+
+    async fn wait_for(&self, i: usize) -> Result<(), Error> {
+        self.reader.read(i, &self.device).await
+    }
+
+    fn release(&self, _: usize) {}
+}
+
 /// A thread that reads ahead.
+#[cfg(not(target_arch = "wasm32"))]
 struct Lane {
     /// Tells it which slot may be overwritten. Dropping it ends the thread.
     free: Option<Sender<usize>>,
@@ -153,14 +203,52 @@ struct Lane {
     thread: Option<JoinHandle<()>>,
 }
 
+#[cfg(not(target_arch = "wasm32"))]
 impl Lane {
-    /// Gives a slot back whose layer was computed.
-    fn release(&self, slot: usize) {
+    /// Starts a thread that reads the layers in order, again and again, as slots become free.
+    fn start(reader: &Arc<Reader>, device: &Device) -> Result<Lane, Error> {
+        let (free, frees) = channel();
+        let ready = Arc::new(Mailbox::new([]));
+        let told = Told(ready.clone());
+        let (reader, device) = (reader.clone(), device.clone());
+        let read_all = async move {
+            let mut is_free = [true; SLOTS];
+            for i in (0..reader.layers.len()).cycle() {
+                while !is_free[i % SLOTS] {
+                    match frees.recv() {
+                        Ok(slot) => is_free[slot] = true,
+                        Err(_) => return,
+                    }
+                }
+                is_free[i % SLOTS] = false;
+                let read = reader.read(i, &device).await;
+                let failed = read.is_err();
+                told.0.put(read.map(|()| i));
+                if failed {
+                    return;
+                }
+            }
+        };
+        let thread = spawn("tilewright layers", read_all).map_err(of_thread)?;
+        Ok(Lane { free: Some(free), ready, thread: Some(thread) })
+    }
+
+    /// Waits until a layer is in its slot.
+    async fn wait_for(&self, i: usize) -> Result<(), Error> {
+        let ready = self.ready.take().await?;
+        // Passes have all layers in order, and one that fails ends the thread.
+        debug_assert_eq!(ready, i);
+        Ok(())
+    }
+
+    /// Gives the slot of a layer back that was computed.
+    fn release(&self, i: usize) {
         // A thread that is gone has said why.
-        let _ = self.free.as_ref().map(|free| free.send(slot));
+        let _ = self.free.as_ref().map(|free| free.send(i % SLOTS));
     }
 }
 
+#[cfg(not(target_arch = "wasm32"))]
 impl Drop for Lane {
     /// Waits for the thread: two of them would write to the same slots.
     fn drop(&mut self) {
@@ -183,14 +271,17 @@ impl Drop for Turn<'_> {
 }
 
 /// Tells a pass what its thread read, and when the thread is gone.
+#[cfg(not(target_arch = "wasm32"))]
 struct Told(Arc<Mailbox<Result<usize, Error>>>);
 
+#[cfg(not(target_arch = "wasm32"))]
 impl Drop for Told {
     fn drop(&mut self) {
         self.0.put(Err(of_thread(std::io::ErrorKind::Other.into())));
     }
 }
 
+#[cfg(not(target_arch = "wasm32"))]
 fn of_thread(source: std::io::Error) -> Error {
     Error::Io { path: "the thread that reads layers".into(), source }
 }
@@ -200,7 +291,7 @@ impl Streamed {
     pub fn new(
         transformer: &Transformer,
         catalog: &Catalog,
-        files: Arc<Vec<FileBytes>>,
+        files: WeightFiles,
         share: &Share,
         fitting_context: Option<u32>,
     ) -> Streamed {
@@ -236,16 +327,19 @@ impl Streamed {
             fitting_context,
             ..Streaming::resident(transformer)
         };
-        Streamed {
+        let reader = Reader {
             layers: streamed.iter().map(|(layer, tensors)| (*layer, feed(tensors))).collect(),
-            tensors: streamed.into_iter().map(|(_, tensors)| tensors).collect(),
             files,
+            kept,
+            n_read: AtomicU64::new(0),
+            read_bytes: AtomicU64::new(0),
+            reading_ns: AtomicU64::new(0),
+        };
+        Streamed {
+            reader: Arc::new(reader),
+            tensors: streamed.into_iter().map(|(_, tensors)| tensors).collect(),
             lane: Mailbox::new([None]),
-            kept: kept.map(Arc::new),
             plan,
-            n_read: Arc::default(),
-            read_bytes: Arc::default(),
-            reading_ns: Arc::default(),
             waiting_ns: AtomicU64::new(0),
         }
     }
@@ -260,28 +354,43 @@ impl Streamed {
     /// Reads what stays on the device beside that.
     ///
     /// # Errors
-    /// Those of [`Feed::take_all`].
+    /// As [`Kept::fill`].
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn fill(&self, device: &Device) -> Result<(), Error> {
-        self.kept.as_ref().map_or(Ok(()), |kept| kept.fill(device, &self.files))
+        self.reader.kept.as_ref().map_or(Ok(()), |kept| kept.fill(device, &self.reader.files))
+    }
+
+    /// Reads what stays on the device beside that.
+    ///
+    /// # Errors
+    /// As [`Kept::fill`].
+    #[cfg(target_arch = "wasm32")]
+    pub async fn fill(&self, device: &Device) -> Result<(), Error> {
+        match &self.reader.kept {
+            Some(kept) => kept.fill(device, &self.reader.files).await,
+            None => Ok(()),
+        }
     }
 
     /// What the digest of a model's tensors has of those that are streamed. All of them are read for it.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn digest(&self) -> u64 {
-        let digests = self.layers.iter().map(|(_, feed)| feed.digest_of_files(&self.files));
+        let digests = self.reader.layers.iter().map(|(_, feed)| feed.digest_of_files(&self.reader.files));
         digests.fold(0, u64::wrapping_add)
     }
 
     /// What there is to stream, and what came of it so far.
     pub fn report(&self) -> Streaming {
         let duration = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
-        let experts = self.kept.as_ref().map(|kept| kept.report());
+        let Reader { kept, n_read, read_bytes, reading_ns, .. } = &*self.reader;
+        let experts = kept.as_ref().map(|kept| kept.report());
         // Single experts are read while nothing is computed.
-        let waited = self.kept.as_ref().map_or(Duration::ZERO, |kept| kept.reading());
+        let waited = kept.as_ref().map_or(Duration::ZERO, |kept| kept.reading());
         Streaming {
-            n_read: self.n_read.load(Ordering::Relaxed),
-            reading: duration(&self.reading_ns) + waited,
+            n_read: n_read.load(Ordering::Relaxed),
+            reading: duration(reading_ns) + waited,
             waiting: duration(&self.waiting_ns) + waited,
-            read_bytes: self.read_bytes.load(Ordering::Relaxed) + experts.map_or(0, |experts| experts.read_bytes),
+            read_bytes: read_bytes.load(Ordering::Relaxed) + experts.map_or(0, |experts| experts.read_bytes),
             experts,
             ..self.plan
         }
@@ -300,11 +409,12 @@ impl Streamed {
     ) -> Result<R, Error> {
         let end = recording.n_dispatches();
         let mut turn = Turn { lane: self.lane.take().await, lanes: &self.lane };
-        if let (Some(kept), false) = (&self.kept, recording.choices().is_empty()) {
-            let done = kept.run_up_to_last((device, &self.files), (recording, n_rows)).await?;
+        let Reader { kept, layers, files, .. } = &*self.reader;
+        if let (Some(kept), false) = (kept, recording.choices().is_empty()) {
+            let done = kept.run_up_to_last((device, files), (recording, n_rows)).await?;
             return rest(done..end);
         }
-        let position = |layer: u32| self.layers.iter().position(|(streamed, _)| *streamed == layer as usize);
+        let position = |layer: u32| layers.iter().position(|(streamed, _)| *streamed == layer as usize);
         if recording.layers().all(|(layer, _)| position(layer).is_none()) {
             return rest(0..end);
         }
@@ -312,7 +422,7 @@ impl Streamed {
         // A pass that fails or is given up leaves none.
         let lane = match turn.lane.take() {
             Some(lane) => lane,
-            None => self.start(device)?,
+            None => Lane::start(&self.reader, device)?,
         };
         let mut done = 0;
         for (layer, steps) in recording.layers() {
@@ -320,70 +430,25 @@ impl Streamed {
             if steps.start > done {
                 device.run_steps(recording, done..steps.start)?;
             }
-            self.wait_for(&lane, layer as usize).await?;
+            let start = Instant::now();
+            lane.wait_for(i).await?;
+            self.waiting_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
             device.run_steps(recording, steps.clone())?;
             // Whatever is written from now on is written after these steps.
-            lane.release(i % SLOTS);
+            lane.release(i);
             done = steps.end;
         }
         let result = rest(done..end)?;
         turn.lane = Some(lane);
         Ok(result)
     }
-
-    /// Waits until a layer is in its slot.
-    async fn wait_for(&self, lane: &Lane, layer: usize) -> Result<(), Error> {
-        let start = Instant::now();
-        let ready = lane.ready.take().await?;
-        self.waiting_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        // Passes have all layers in order, and one that fails ends the thread.
-        debug_assert_eq!(ready, layer);
-        Ok(())
-    }
-
-    /// Starts a thread that reads the layers in order, again and again, as slots become free.
-    fn start(&self, device: &Device) -> Result<Lane, Error> {
-        let (free, frees) = channel();
-        let ready = Arc::new(Mailbox::new([]));
-        let told = Told(ready.clone());
-        let (layers, files, device) = (self.layers.clone(), self.files.clone(), device.clone());
-        let (n_read, reading_ns) = (self.n_read.clone(), self.reading_ns.clone());
-        let (kept, read_bytes) = (self.kept.clone(), self.read_bytes.clone());
-        let read_all = async move {
-            let mut is_free = [true; SLOTS];
-            for (i, (layer, feed)) in layers.iter().enumerate().cycle() {
-                while !is_free[i % SLOTS] {
-                    match frees.recv() {
-                        Ok(slot) => is_free[slot] = true,
-                        Err(_) => return,
-                    }
-                }
-                is_free[i % SLOTS] = false;
-                let start = Instant::now();
-                let read = match &kept {
-                    Some(kept) => kept.read_layer(*layer as u32, &device, &files).await,
-                    None => read(feed.clone(), &device, &files).await,
-                };
-                reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
-                n_read.fetch_add(1, Ordering::Relaxed);
-                read_bytes.fetch_add(*read.as_ref().unwrap_or(&0), Ordering::Relaxed);
-                let failed = read.is_err();
-                told.0.put(read.map(|_| *layer));
-                if failed {
-                    return;
-                }
-            }
-        };
-        let thread = spawn("tilewright layers", read_all).map_err(of_thread)?;
-        Ok(Lane { free: Some(free), ready, thread: Some(thread) })
-    }
 }
 
 /// Reads all of a feed, and returns its bytes. What is on its way to the device is bounded.
-pub(super) async fn read(mut feed: Feed, device: &Device, files: &[FileBytes]) -> Result<u64, Error> {
+pub(super) async fn read(mut feed: Feed, device: &Device, files: &WeightFiles) -> Result<u64, Error> {
     const MOST_IN_FLIGHT: u64 = 32 << 20;
     let mut in_flight = 0;
-    while feed.take_piece(device, files)? {
+    while feed.take_again(device, files).await? {
         in_flight += feed.take_uploaded();
         if in_flight >= MOST_IN_FLIGHT {
             device.drained().await?;

@@ -10,15 +10,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ScopedJoinHandle;
 
 use super::gguf::FACTORS;
-use super::{FileBytes, WeightShare, mxfp4};
+use super::{FileBytes, WeightFiles, WeightShare, mxfp4};
 use crate::device::Device;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::formats::{BlockType, TensorInfo, block};
 use crate::matrix::{Matrix, TailEdges, file_row_bytes};
-#[cfg(not(target_arch = "wasm32"))]
-use crate::model::ExpertPart;
-use crate::model::{Destination, RowPlaces, SourceTensor, WeightSource, layer_of};
+use crate::model::{Destination, ExpertPart, RowPlaces, SourceTensor, WeightSource, layer_of};
 use crate::xxh64::Xxh64;
 
 /// Tensors under GGUF's names, and where each lies.
@@ -56,6 +54,26 @@ impl Entry {
     }
 }
 
+impl Entry {
+    /// What it has of expert `i` of `n`, if the file keeps experts one after the other.
+    fn of_expert(&self, [i, n]: [u32; 2]) -> Option<Entry> {
+        let [i, n] = [i, n].map(u64::from);
+        let cut = |info: &TensorInfo| {
+            let mut part = info.clone();
+            let experts = part.shape.first_mut().filter(|experts| **experts == n && i < n)?;
+            *experts = 1;
+            part.size_bytes = info.size_bytes.checked_div(n).filter(|size| size * n == info.size_bytes)?;
+            part.offset += i * part.size_bytes;
+            Some(part)
+        };
+        let scales = match &self.scales {
+            Some((file, scales)) => Some((*file, cut(scales)?)),
+            None => None,
+        };
+        Some(Entry { info: cut(&self.info)?, scales, ..self.clone() })
+    }
+}
+
 #[cfg(not(target_arch = "wasm32"))]
 impl Entry {
     /// See [`Entry::told`]: of what the files have.
@@ -73,24 +91,6 @@ impl Entry {
             }
         }
         self.told(digest)
-    }
-
-    /// What it has of expert `i` of `n`, if the file keeps experts one after the other.
-    fn of_expert(&self, [i, n]: [u32; 2]) -> Option<Entry> {
-        let [i, n] = [i, n].map(u64::from);
-        let cut = |info: &TensorInfo| {
-            let mut part = info.clone();
-            let experts = part.shape.first_mut().filter(|experts| **experts == n && i < n)?;
-            *experts = 1;
-            part.size_bytes = info.size_bytes.checked_div(n).filter(|size| size * n == info.size_bytes)?;
-            part.offset += i * part.size_bytes;
-            Some(part)
-        };
-        let scales = match &self.scales {
-            Some((file, scales)) => Some((*file, cut(scales)?)),
-            None => None,
-        };
-        Some(Entry { info: cut(&self.info)?, scales, ..self.clone() })
     }
 }
 
@@ -446,7 +446,6 @@ impl Feed {
     ///
     /// # Errors
     /// [`Error::Config`] naming a tensor that does not keep its experts one after the other.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn of_expert(catalog: &Catalog, parts: Vec<ExpertPart>) -> Result<Feed, Error> {
         let item = |ExpertPart { name, share, place }: ExpertPart| {
             let entry = catalog.tensors.get(&name);
@@ -602,6 +601,37 @@ impl Feed {
         self.push(device, piece)?;
         file.let_go(wanted.offset as usize..wanted.offset as usize + n);
         Ok(true)
+    }
+
+    /// Takes the next bytes of files that are read again, and tells whether there were any.
+    ///
+    /// # Errors
+    /// Those of reading; as [`Feed::take_all`].
+    pub async fn take_again(&mut self, device: &Device, files: &WeightFiles) -> Result<bool, Error> {
+        #[cfg(not(target_arch = "wasm32"))]
+        return self.take_piece(device, files);
+        #[cfg(target_arch = "wasm32")]
+        match self.wanted() {
+            Some(Wanted { file, offset, .. }) => {
+                let bytes = files.read(file, offset).await?;
+                self.take(device, file, offset, &bytes).map(|()| true)
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Takes what it wants of a file's bytes that begin at `start`; what lies between tensors is passed over.
+    ///
+    /// # Errors
+    /// As [`Feed::push`].
+    pub fn take(&mut self, device: &Device, file: usize, start: u64, bytes: &[u8]) -> Result<(), Error> {
+        while let Some(wanted) = self.wanted().filter(|wanted| wanted.file == file) {
+            let skip = wanted.offset.checked_sub(start).and_then(|skip| usize::try_from(skip).ok());
+            let Some(rest) = skip.and_then(|skip| bytes.get(skip..)).filter(|rest| !rest.is_empty()) else { break };
+            let len = usize::try_from(wanted.len).unwrap_or(usize::MAX).min(rest.len());
+            self.push(device, &rest[..len])?;
+        }
+        Ok(())
     }
 
     /// Bytes taken so far, and in all.

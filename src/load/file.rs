@@ -3,8 +3,9 @@
 use std::ops::{Deref, Range};
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
+#[cfg(target_arch = "wasm32")]
+use std::pin::Pin;
 
-#[cfg(not(target_arch = "wasm32"))]
 use crate::error::Error;
 
 /// The whole content of a file.
@@ -34,6 +35,42 @@ impl FileBytes {
         // SAFETY: the mapping is read-only, and all reads are bounds-checked slices; a file that someone else truncates
         // meanwhile is a fault of the operating environment, as for every memory-mapped reader.
         unsafe { memmap2::Mmap::map(&file) }.map(FileBytes::Mapped).map_err(io)
+    }
+}
+
+/// Files with weights that are read again while a model is used, by their numbers in its catalog.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) type WeightFiles = std::sync::Arc<Vec<FileBytes>>;
+
+/// Reads some bytes of a file, by the number that a loader has for it, from an offset on.
+#[cfg(target_arch = "wasm32")]
+pub(crate) type ReadFile = std::rc::Rc<dyn Fn(usize, u64) -> Pin<Box<dyn Future<Output = Result<Vec<u8>, Error>>>>>;
+
+/// Files with weights that are read again while a model is used, by their numbers in its catalog.
+#[cfg(target_arch = "wasm32")]
+#[derive(Clone)]
+pub(crate) struct WeightFiles {
+    read: ReadFile,
+    numbers: std::rc::Rc<[usize]>,
+}
+
+#[cfg(target_arch = "wasm32")]
+impl WeightFiles {
+    /// Of these numbers of a loader.
+    pub fn new(read: ReadFile, numbers: &[usize]) -> WeightFiles {
+        WeightFiles { read, numbers: numbers.into() }
+    }
+
+    /// Some bytes of a file from an offset on.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] if it has none there; those of reading.
+    pub async fn read(&self, file: usize, offset: u64) -> Result<Vec<u8>, Error> {
+        let bytes = (self.read)(self.numbers[file], offset).await?;
+        match bytes.is_empty() {
+            true => Err(Error::Truncated { needed_bytes: offset + 1, found_bytes: offset }),
+            false => Ok(bytes),
+        }
     }
 }
 

@@ -20,11 +20,11 @@ pub struct Loader<T> {
     in_flight_bytes: u64,
 }
 
-/// From what the files say to what waits for its weights.
+/// From what the files say, and the numbers of those with weights, to what waits for its weights.
 #[cfg(not(target_arch = "wasm32"))]
-type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader) -> Result<(T, Feed), Error> + Send>;
+type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, Feed), Error> + Send>;
 #[cfg(target_arch = "wasm32")]
-type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader) -> Result<(T, Feed), Error>>;
+type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, Feed), Error>>;
 
 enum Stage<T> {
     Header(Box<HeaderReader>, Declare<T>),
@@ -47,7 +47,7 @@ impl<T> Loader<T> {
     pub(crate) fn new(
         device: &Device,
         files: Vec<FileName>,
-        declare: impl FnOnce(&Device, ModelHeader) -> Result<(T, Feed), Error> + MaybeSend + 'static,
+        declare: impl FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, Feed), Error> + MaybeSend + 'static,
     ) -> Result<Loader<T>, Error> {
         let stage = Stage::Header(Box::new(HeaderReader::new(files.clone())?), Box::new(declare));
         Ok(Loader { device: device.clone(), files, stage, in_flight_bytes: 0 })
@@ -90,7 +90,7 @@ impl<T> Loader<T> {
         };
         for (i, piece) in bytes.chunks(PIECE).enumerate() {
             let Stage::Weights(weights) = &mut self.stage else { break };
-            let fed = weights.feed(&self.device, file, offset + (i * PIECE) as u64, piece);
+            let fed = weights.feed.take(&self.device, file, offset + (i * PIECE) as u64, piece);
             self.keep(fed)?;
             self.settle().await?;
         }
@@ -190,11 +190,12 @@ impl<T> Loader<T> {
         }
         let Stage::Header(reader, declare) = std::mem::replace(&mut self.stage, Stage::Failed) else { return Ok(()) };
         let (header, heads) = reader.finish()?;
-        let (declared, feed) = declare(&self.device, header)?;
+        let numbers: Vec<usize> = heads.iter().map(|head| head.file).collect();
+        let (declared, feed) = declare(&self.device, header, &numbers)?;
         let mut weights = Weights { declared, feed, heads };
         for file in 0..weights.heads.len() {
             let head = std::mem::take(&mut weights.heads[file].bytes);
-            weights.feed(&self.device, file, 0, &head)?;
+            weights.feed.take(&self.device, file, 0, &head)?;
         }
         self.stage = Stage::Weights(Box::new(weights));
         Ok(())
@@ -213,17 +214,5 @@ impl<T> Weights<T> {
     fn wanted(&self) -> Option<(usize, u64)> {
         let wanted = self.feed.wanted()?;
         Some((self.heads.get(wanted.file)?.file, wanted.offset))
-    }
-
-    /// Feeds what is wanted of the bytes that begin at `start` in weight file `file`; what lies between tensors is
-    /// passed over.
-    fn feed(&mut self, device: &Device, file: usize, start: u64, bytes: &[u8]) -> Result<(), Error> {
-        while let Some(wanted) = self.feed.wanted().filter(|wanted| wanted.file == file) {
-            let skip = wanted.offset.checked_sub(start).and_then(|skip| usize::try_from(skip).ok());
-            let Some(rest) = skip.and_then(|skip| bytes.get(skip..)).filter(|rest| !rest.is_empty()) else { break };
-            let len = usize::try_from(wanted.len).unwrap_or(usize::MAX).min(rest.len());
-            self.feed.push(device, &rest[..len])?;
-        }
-        Ok(())
     }
 }

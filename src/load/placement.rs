@@ -6,7 +6,6 @@ use crate::memory::Limit;
 use crate::recording::MemoryPlan;
 
 /// Slots that layers in the file take in turns: one is computed with, one is filled.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) const SLOTS: usize = 2;
 
 /// A context shorter than this is of no use.
@@ -23,10 +22,8 @@ pub(crate) struct Asked {
     /// Whether tables of tokens stay in the file in any case.
     pub stream_rows: bool,
     /// Whether what does not fit may stay in the file.
-    #[cfg(not(target_arch = "wasm32"))]
     pub stream_layers: bool,
     /// Whether experts stay there with their layers.
-    #[cfg(not(target_arch = "wasm32"))]
     pub whole_layers: bool,
 }
 
@@ -39,7 +36,6 @@ pub(crate) trait Needs {
     fn plan(&self, context_length: u32, tables_in_file: bool) -> Result<MemoryPlan, Error>;
 
     /// What of that its layers take.
-    #[cfg(not(target_arch = "wasm32"))]
     fn sizes(&self) -> Sizes;
 }
 
@@ -49,14 +45,12 @@ pub(crate) struct Placement {
     /// Positions of the cache.
     pub context_length: u32,
     /// What is in the file.
-    #[cfg(not(target_arch = "wasm32"))]
     pub in_file: InFile,
     /// Memory that it takes with all layers on the device.
     pub plan: MemoryPlan,
 }
 
 /// What passes read from the file.
-#[cfg(not(target_arch = "wasm32"))]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct InFile {
     /// Rows of tables of tokens.
@@ -68,7 +62,6 @@ pub(crate) struct InFile {
 }
 
 /// What passes read of layers.
-#[cfg(not(target_arch = "wasm32"))]
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Share {
     /// All matrices of these layers, counted from the device's first one.
@@ -91,7 +84,6 @@ impl Placement {
         let on_device = |context_length| -> Result<Placement, Error> {
             Ok(Placement {
                 context_length,
-                #[cfg(not(target_arch = "wasm32"))]
                 in_file: InFile { tables: stream_rows, ..InFile::default() },
                 plan: needs.plan(context_length, stream_rows)?,
             })
@@ -118,7 +110,6 @@ impl Placement {
         }
         let (all, fitting_context) = (all?, fitting.map(|fitting| fitting.context_length));
         let Some(limit) = limit else { return Ok(all) };
-        #[cfg(not(target_arch = "wasm32"))]
         if asked.stream_layers {
             let contexts = std::iter::once(all.clone()).chain(shorter.into_iter().filter(|_| fit_context));
             if let Some(mut placement) = Placement::leaving(contexts, limit.bytes, asked.whole_layers, needs)? {
@@ -131,7 +122,6 @@ impl Placement {
 
     /// The first of these that fits with tables in the file; rows cost much less than layers. Else the first that
     /// fits with a share of its layers there, too.
-    #[cfg(not(target_arch = "wasm32"))]
     fn leaving(
         contexts: impl Iterator<Item = Placement>,
         limit_bytes: u64,
@@ -170,7 +160,6 @@ fn too_large(plan: &MemoryPlan, limit: Limit, fitting: Option<u32>) -> Error {
 }
 
 /// Layers of a device.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) struct Sizes {
     /// In order.
     pub layers: Vec<LayerSizes>,
@@ -179,7 +168,6 @@ pub(crate) struct Sizes {
 }
 
 /// Bytes of a layer's matrices.
-#[cfg(not(target_arch = "wasm32"))]
 #[derive(Clone)]
 pub(crate) struct LayerSizes {
     /// Of each.
@@ -189,7 +177,6 @@ pub(crate) struct LayerSizes {
 }
 
 /// Bytes of a layer's experts.
-#[cfg(not(target_arch = "wasm32"))]
 #[derive(Clone)]
 pub(crate) struct ExpertSizes {
     /// Experts that tokens choose from.
@@ -204,7 +191,6 @@ pub(crate) struct ExpertSizes {
     pub beside: u64,
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 impl Sizes {
     /// What leaves the least to be read for a token of a part that takes `needed` bytes where it is to fit `limit`,
     /// if something is enough.
@@ -249,13 +235,11 @@ impl Sizes {
 }
 
 /// `n` of so many layers, evenly spread: what is computed between two of them is time to read.
-#[cfg(not(target_arch = "wasm32"))]
 fn spread(n: usize, n_layers: usize) -> impl Iterator<Item = usize> {
     (0..n_layers).filter(move |layer| (layer + 1) * n / n_layers > layer * n / n_layers)
 }
 
 /// Bytes of one slot's tensors for layers of so many: the largest of each layer, the second largest of each, and so on.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn slot_sizes<'a>(layers: impl Iterator<Item = &'a Vec<u64>>) -> Vec<u64> {
     let mut sizes: Vec<u64> = Vec::new();
     for layer in layers {
@@ -267,7 +251,6 @@ pub(crate) fn slot_sizes<'a>(layers: impl Iterator<Item = &'a Vec<u64>>) -> Vec<
     sizes
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 fn slots_bytes<'a>(layers: impl Iterator<Item = &'a Vec<u64>>) -> u64 {
     SLOTS as u64 * slot_sizes(layers).iter().sum::<u64>()
 }

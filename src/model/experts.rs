@@ -1,9 +1,7 @@
 //! Layers whose feed-forward is a mixture of experts: their weights, and their part of the forward pass.
 
-#[cfg(not(target_arch = "wasm32"))]
 mod kept;
 
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use kept::{ExpertPart, KeptExperts};
 
 use super::block::{Between, Experts, SharedExpert};
@@ -33,7 +31,6 @@ pub struct ExpertWeights {
     up_bias: Option<Joined>,
     down_bias: Option<Joined>,
     /// Some of the experts, which passes of a few tokens compute with.
-    #[cfg(not(target_arch = "wasm32"))]
     kept: Option<KeptExperts>,
 }
 
@@ -134,7 +131,6 @@ impl ExpertWeights {
             matrices,
             up_bias: of_all(up_bias, 2 * n_rows)?,
             down_bias: of_all(down_bias, experts.n * dim)?,
-            #[cfg(not(target_arch = "wasm32"))]
             kept: None,
         })
     }
@@ -358,9 +354,7 @@ impl Transformer {
         let (ffn_dim, n_tokens) = (block.feed_forward.dim, h.shape()[0]);
         let (matrices, [up_bias, down_bias]) = (&weights.matrices, weights.biases());
         // A few tokens may find all their experts among those that are kept.
-        #[cfg(not(target_arch = "wasm32"))]
         let kept = weights.kept.as_ref().filter(|kept| kept.suffices(n_tokens));
-        #[cfg(not(target_arch = "wasm32"))]
         let (matrices, [up_bias, down_bias]) = match kept {
             Some(kept) => (kept.matrices(), kept.biases()),
             None => (matrices, [up_bias, down_bias]),
@@ -373,7 +367,6 @@ impl Transformer {
         let n_used = experts.n_used + weights.shared.n;
         let routes = rec.temporary_words("routes", &[n_tokens, n_used, 2])?;
         route(rec, &experts.router, weights.shared, &logits, weights.choice_bias.as_ref(), &routes)?; // [T, K]
-        #[cfg(not(target_arch = "wasm32"))]
         if kept.is_some() {
             rec.end_choice(l as u32, &routes);
         }

@@ -372,7 +372,6 @@ impl Weights {
     ///
     /// # Errors
     /// Errors of [`Matrix::declare`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn keep_experts(
         &mut self,
         target: &Target,

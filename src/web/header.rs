@@ -141,7 +141,7 @@ impl Header {
     }
 
     /// Throws what loading the model onto a device would throw by its headers, such as that it does not fit. `options`: as of
-    /// `plan`.
+    /// `plan`, and `readsAgain?`: whether passes can read layers from its files.
     pub fn check(&mut self, device: &Device, options: JsValue) -> Result<(), JsValue> {
         let (options, device) = (read_options(options)?, &device.0);
         let header = self.of_model().map_err(to_js_error)?;
@@ -162,10 +162,11 @@ fn read_options(options: JsValue) -> Result<LoadOptions<'static>, JsValue> {
         context_length: Option<u32>,
         kv_type: Option<String>,
         memory_limit: Option<u64>,
+        reads_again: bool,
     }
-    let Options { context_length, kv_type, memory_limit } = from_js("options", options)?;
+    let Options { context_length, kv_type, memory_limit, reads_again } = from_js("options", options)?;
     let kv_type = kv_type.map(|name| name.parse()).transpose().map_err(to_js_error)?.unwrap_or_default();
-    Ok(LoadOptions { context_length, kv_type, memory_limit, ..LoadOptions::default() })
+    Ok(LoadOptions { context_length, kv_type, memory_limit, stream_layers: reads_again, ..LoadOptions::default() })
 }
 
 impl Header {

@@ -1,7 +1,11 @@
 //! Loading from files whose bytes arrive in pieces.
 
+use std::rc::Rc;
+
+use js_sys::{Function, Promise, Uint8Array};
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::JsFuture;
 
 use super::embedder::{self, Embedder};
 use super::index::Index;
@@ -11,7 +15,7 @@ use super::reranker::{self, Reranker};
 use super::{Device, from_js, to_js, to_js_error};
 use crate::error::Error;
 use crate::generate::LoadOptions;
-use crate::load::{self, FileName};
+use crate::load::{self, FileName, ReadFile};
 use crate::retrieval::index::IndexLoader;
 use crate::target::Tuning;
 
@@ -60,7 +64,9 @@ impl Wanted {
 #[wasm_bindgen]
 impl Loader {
     /// A loader of a [`Model`]. `files`: `{ name, size? }[]`; `options`: `{ contextLength?, fitContext?, kvType?, memoryLimit? }`.
-    pub fn model(device: &Device, files: JsValue, options: JsValue) -> Result<Loader, JsValue> {
+    /// `read(file, offset)` promises some bytes of a file, once all of them were pushed: layers that memory has no room for
+    /// are read by it in each pass.
+    pub fn model(device: &Device, files: JsValue, options: JsValue, read: Option<Function>) -> Result<Loader, JsValue> {
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
         struct Options {
@@ -72,9 +78,15 @@ impl Loader {
         let options: Option<Options> = from_js("options", options)?;
         let Options { context_length, fit_context, kv_type, memory_limit } = options.unwrap_or_default();
         let kv_type = kv_type.map(|name| name.parse()).transpose().map_err(to_js_error)?.unwrap_or_default();
-        let options = LoadOptions { context_length, fit_context, kv_type, memory_limit, ..LoadOptions::default() };
-        let loader = crate::Model::loader(&device.0, read_files(files)?, options).map_err(to_js_error)?;
-        Ok(Loader(Kind::Model(loader)))
+        let stream_layers = read.is_some();
+        let options =
+            LoadOptions { context_length, fit_context, kv_type, memory_limit, stream_layers, ..LoadOptions::default() };
+        let (device, files) = (&device.0, read_files(files)?);
+        let loader = match read {
+            Some(read) => crate::Model::loader_reading(device, files, options, file_reader(read)),
+            None => crate::Model::loader(device, files, options),
+        };
+        Ok(Loader(Kind::Model(loader.map_err(to_js_error)?)))
     }
 
     /// A loader of an [`Embedder`]. `files`: `{ name, size? }[]`; `options`: `EmbedderOptions` in the npm package.
@@ -174,6 +186,22 @@ impl Loader {
             })),
         }
     }
+}
+
+/// Reads files by a function of JavaScript's, which says itself what went wrong.
+fn file_reader(read: Function) -> ReadFile {
+    let failed = |thrown: JsValue| {
+        let said = js_sys::Reflect::get(&thrown, &"message".into()).ok().and_then(|message| message.as_string());
+        let source = std::io::Error::other(said.unwrap_or_else(|| "it cannot be read again".into()));
+        Error::Io { path: "a file of the model".into(), source }
+    };
+    Rc::new(move |file, offset| {
+        let promised = read.call2(&JsValue::UNDEFINED, &(file as f64).into(), &(offset as f64).into());
+        Box::pin(async move {
+            let bytes = JsFuture::from(Promise::resolve(&promised.map_err(failed)?)).await.map_err(failed)?;
+            Ok(if bytes.is_undefined() { Vec::new() } else { Uint8Array::new(&bytes).to_vec() })
+        })
+    })
 }
 
 /// Files as JavaScript gives them.

@@ -74,6 +74,12 @@ impl Model {
         plan_to_js(&self.model.plan())
     }
 
+    /// Bytes of layers that each pass reads from the files; 0 where all of them are on the device.
+    #[wasm_bindgen(js_name = streamedBytes)]
+    pub fn streamed_bytes(&self) -> f64 {
+        self.model.streaming().map_or(0, |streaming| streaming.streamed_bytes) as f64
+    }
+
     /// Token ids of a text, with those that the model expects around it if `add_special`.
     pub fn tokenize(&self, text: &str, add_special: bool) -> Result<Vec<u32>, JsValue> {
         self.model.tokenizer().and_then(|tokenizer| tokenizer.encode(text, add_special)).map_err(to_js_error)
@@ -159,8 +165,9 @@ impl Model {
 
     /// What tells the weights, with those of an adapter, and the type of cached keys from others': sessions of one are of no
     /// use to another.
-    pub fn digest(&self) -> String {
-        format!("{}-{}", self.model.shown_digest(), self.model.kv_type().name())
+    pub fn digest(&self) -> Option<String> {
+        let digest = || format!("{}-{}", self.model.shown_digest(), self.model.kv_type().name());
+        self.model.streaming().is_none().then(digest)
     }
 
     /// Has new sessions use a LoRA adapter, `scale` times as strong as its file says: a GGUF file, or the

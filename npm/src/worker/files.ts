@@ -70,6 +70,46 @@ export async function finish(files: readonly ModelFile[], signal: AbortSignal): 
   }
 }
 
+/**
+ * The files of a model once more, for layers that passes read again. They are opened when the first of them is read, and closed when the model
+ * is freed. No connection is opened for that.
+ */
+export class FilesAgain {
+  readonly #open: () => Promise<ModelFile[]>;
+  readonly #freed = new AbortController();
+  #files: Promise<ModelFile[]> | undefined;
+
+  /** `files`: what the model is loaded from. */
+  constructor(request: FilesRequest, extras: readonly string[], caller: Caller, files: readonly ModelFile[]) {
+    const { pins: _, ...source } = request.source;
+    this.#open = async () => {
+      const again = await open({ ...request, source }, extras, { caller, signal: this.#freed.signal }, [], () => {}, { peek: true });
+      const changed = again.find(({ name, size, url, isKept }, i) => name !== files[i]?.name || size !== files[i]?.size || (url !== undefined && isKept !== true));
+      if (changed === undefined && again.length === files.length) {
+        return again;
+      }
+      await Promise.all(again.map((file) => file.close(false)));
+      throw new TilewrightError("storage", `${changed?.name ?? "a file"} is not here as it was loaded, and layers that memory has no room for are read from it`);
+    };
+  }
+
+  /** Some bytes of a file from an offset on. */
+  readonly read = async (file: number, offset: number): Promise<Uint8Array | undefined> => {
+    this.#files ??= this.#open();
+    try {
+      return await (await this.#files)[file]?.read(offset);
+    } catch (error) {
+      this.#files = undefined;
+      throw error;
+    }
+  };
+
+  close(): void {
+    this.#freed.abort();
+    this.#files?.then((files) => Promise.all(files.map((file) => file.close(false)))).catch(() => {});
+  }
+}
+
 /** A file as the engine gets to know it. Servers may compress JSON on the way, so its announced size is not to be trusted. */
 export function describe({ name, size }: ModelFile): FileInfo {
   return size === undefined || name.endsWith(".json") ? { name } : { name, size };

@@ -75,7 +75,8 @@ async function report(header: Header, request: InspectRequest, files: ModelFile[
     }
     try {
       const { device } = await openPlace({ choice, subgroups: true }, asked.caller);
-      const { memory, fits } = await using(device, () => forecast(header, device, result, request, asked));
+      const readsAgain = files.every((file) => file.isLocal);
+      const { memory, fits } = await using(device, () => forecast(header, device, result, request, readsAgain, asked));
       result.fits[choice] = fits;
       if (memory !== undefined) {
         result.memory[choice] = memory;
@@ -102,7 +103,8 @@ async function whyNoGpu({ device }: InspectRequest): Promise<string | undefined>
 
 /** What a model takes on a device, and whether it can. */
 function forecast(
-  header: Header, device: Device, { kind, maxContextLength = USUAL_CONTEXT, ...found }: ModelReport, request: InspectRequest, { caller }: Asked,
+  header: Header, device: Device, { kind, maxContextLength = USUAL_CONTEXT, ...found }: ModelReport, request: InspectRequest, readsAgain: boolean,
+  { caller }: Asked,
 ): { memory?: MemoryForecast; fits: true | string } {
   const { contextLength, kvType } = request.settings;
   const memoryLimit = limitOf(request, device, caller.target);
@@ -131,7 +133,7 @@ function forecast(
   }
   const told = memory === undefined ? {} : { memory };
   try {
-    header.check(device, { ...options(contextLength), ...(memoryLimit === undefined ? {} : { memoryLimit }) });
+    header.check(device, { ...options(contextLength), readsAgain, ...(memoryLimit === undefined ? {} : { memoryLimit }) });
   } catch (error) {
     if (isTrap(error) || codeOf(error) === "option") {
       throw error;

@@ -3,10 +3,10 @@
 import { codeOf, isTrap, messageOf, TilewrightError } from "../errors.js";
 import { PEFT_FILES, type DeviceRequest, type EmbedderRequest, type LoadRequest, type ModelRequest, type RerankerRequest } from "../protocol.js";
 import { CHAT_FILES, isUseless, SENTENCE_FILES, type KeptCopy } from "../source.js";
-import { Loader, type Device, type Embedder, type FileInfo, type Index, type Model, type Mol, type Reranker } from "../tilewright.js";
+import { Loader, type Device, type Embedder, type FileInfo, type Index, type Model, type Mol, type ReadFile, type Reranker } from "../tilewright.js";
 import { readTuning, tuningKey, writeTuning } from "../tuning.js";
 import type { DeviceInfo } from "../types.js";
-import { describe, feed, finish, open, withContents, withCopies, type Asked, type FilesRequest } from "./files.js";
+import { describe, feed, FilesAgain, finish, open, withContents, withCopies, type Asked, type FilesRequest } from "./files.js";
 import { bytesOfOthers, placeOf } from "./held.js";
 import { GPU_FAILURES, openCpu, Place } from "./place.js";
 import type { Caller } from "./port.js";
@@ -26,7 +26,7 @@ export interface Streaming<T extends Streamed> {
   /** What is looked for before anything is read. */
   expect(asked: Asked): Promise<void>;
   /** `memoryLimit`: bytes that it may take. */
-  begin(device: Device, files: FileInfo[], memoryLimit: number | undefined): Loader<T>;
+  begin(device: Device, files: FileInfo[], memoryLimit: number | undefined, read: ReadFile | undefined): Loader<T>;
   /** What is to be done once all bytes are there. */
   prepare(loader: Loader<T>, device: Device, caller: Caller): Promise<void>;
   /** What is added to it then, and looked at. `copies`: those of earlier loads that it was read from. */
@@ -49,13 +49,17 @@ export function modelRecipe(request: ModelRequest): Recipe<Model> {
         await Promise.all(files.map((file) => file.close(false)));
       }
     },
-    begin: (device, files, memoryLimit) => Loader.model(device, files, { ...request.settings, ...limited(memoryLimit) }),
+    begin: (device, files, memoryLimit, read) => Loader.model(device, files, { ...request.settings, ...limited(memoryLimit) }, read),
     prepare: async (loader, device, caller) => {
       if (device.isGpu()) {
         await tune(loader, device.info(), request.tune, caller);
       }
     },
     complete: async (model, asked) => {
+      if (model.streamedBytes() > 0) {
+        const gigabytes = (model.streamedBytes() / 1e9).toPrecision(2);
+        asked.caller.notify("layers_streamed", `memory has no room for all layers; each pass reads ${gigabytes} GB of them from the model's files`);
+      }
       if (request.adapter !== undefined) {
         await useAdapter(model, { ...request, ...request.adapter }, asked);
       }
@@ -109,12 +113,13 @@ async function loadOnce<T extends Streamed>(
   const meter = new ProgressMeter(caller);
   await recipe.expect(asked);
   const files = await open(request, extras, asked, copies, (file) => meter.report(file.phase, false));
+  const again = files.every((file) => file.isLocal) ? new FilesAgain(request, extras, caller, files) : undefined;
   meter.files = files;
   let useless = false;
   let loader: Loader<T> | undefined;
   try {
     meter.report(files[0]?.phase ?? "file", true);
-    loader = recipe.begin(device, files.map(describe), limitOf(request, device, caller.target));
+    loader = recipe.begin(device, files.map(describe), limitOf(request, device, caller.target), again?.read);
     if (request.source.name !== undefined) {
       loader.setFolder(request.source.name);
     }
@@ -135,7 +140,7 @@ async function loadOnce<T extends Streamed>(
       }
       throw error;
     }
-    return { loaded, fileBytes: files.reduce((sum, file) => sum + file.arrived, 0), copies };
+    return { loaded, fileBytes: files.reduce((sum, file) => sum + file.arrived, 0), copies, again };
   } catch (error) {
     useless = isUseless(error);
     if (isTrap(error)) {
@@ -188,6 +193,8 @@ export interface Loaded<T extends Streamed> {
   fileBytes: number;
   /** Kept copies that it was loaded from. */
   copies: KeptCopy[];
+  /** The files that passes may read layers from. */
+  again: FilesAgain | undefined;
 }
 
 /**

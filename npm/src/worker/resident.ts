@@ -19,6 +19,8 @@ export abstract class Resident<T extends Loadable> extends Held {
   protected readonly caller: Caller;
   readonly fileBytes: number;
   protected loaded: T;
+  /** What its passes may read layers from. */
+  #again: Loaded<T>["again"];
   /** What was lost with a device, while something may still hold it. */
   protected lost: { free(): void }[] = [];
   /** Settled, unless it is being loaded again. */
@@ -27,12 +29,13 @@ export abstract class Resident<T extends Loadable> extends Held {
   #isThere = true;
   readonly #freed = new AbortController();
 
-  constructor(recipe: Recipe<T>, caller: Caller, { place, loaded, fileBytes }: Loaded<T>) {
+  constructor(recipe: Recipe<T>, caller: Caller, { place, loaded, fileBytes, again }: Loaded<T>) {
     super(place);
     this.#recipe = recipe;
     this.caller = caller;
     this.loaded = loaded;
     this.fileBytes = fileBytes;
+    this.#again = again;
     caller.tell({ type: "device", device: place.info() });
   }
 
@@ -88,6 +91,7 @@ export abstract class Resident<T extends Loadable> extends Held {
 
   protected override release(): void {
     this.#freed.abort();
+    this.#again?.close();
     this.freeLost();
     if (this.#isThere) {
       this.freeLoaded();
@@ -121,6 +125,7 @@ export abstract class Resident<T extends Loadable> extends Held {
     }
     this.lost.push({ free: () => old.release() });
     this.place = again.place;
+    this.#goOnWith(again);
     const device = again.place.info();
     this.caller.tell({ type: "device", device });
     this.caller.notify("device_rebuilt", `the device was lost (${messageOf(lost)}); the model was loaded again onto ${device.name}`);
@@ -131,8 +136,16 @@ export abstract class Resident<T extends Loadable> extends Held {
   async #reload(signal: AbortSignal): Promise<void> {
     this.freeLoaded();
     this.#isThere = false;
-    this.loaded = (await loadOnto(this.place.device, this.#recipe, { caller: this.caller, signal })).loaded;
+    const again = await loadOnto(this.place.device, this.#recipe, { caller: this.caller, signal });
+    this.#goOnWith(again);
+    this.loaded = again.loaded;
     this.#isThere = true;
+  }
+
+  /** Has passes read from the files that it was loaded from now. */
+  #goOnWith({ again }: Pick<Loaded<T>, "again">): void {
+    this.#again?.close();
+    this.#again = again;
   }
 }
 

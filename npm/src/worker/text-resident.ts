@@ -5,7 +5,7 @@ import type { Calls, EngineSettings, GenerateRequest, Prompt } from "../protocol
 import { common, openSessions, storing, type FoundSession } from "../sessions.js";
 import * as text from "../text.js";
 import { Sha256, type EngineOutcome, type GenerationOptions, type Model, type Session } from "../tilewright.js";
-import type { GenerateResult, HeadWeights, KeptSession, Piece, Timeline, TokenLogprob } from "../types.js";
+import type { GenerateResult, HeadWeights, KeptSession, MemoryInfo, Piece, Timeline, TokenLogprob } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
 import { Resident } from "./resident.js";
 import { Shelf } from "./shelf.js";
@@ -116,6 +116,10 @@ export class TextResident extends Resident<Model> {
     if (session === undefined || session.nCached() === 0) {
       throw new TilewrightError("option", "saveSession keeps what was generated, and nothing was so far");
     }
+    const digest = this.loaded.digest();
+    if (digest === undefined) {
+      throw new TilewrightError("option", "saveSession is for a model all of whose layers are in memory, and passes of this one read some from its files");
+    }
     if (!this.request.cache) {
       throw new TilewrightError("option", "saveSession needs the browser's storage, and the model was loaded with `cache: false`");
     }
@@ -123,7 +127,7 @@ export class TextResident extends Resident<Model> {
       const kept = await openSessions(true);
       // A token that is no key yet is not kept.
       const tokens = session.tokens().subarray(0, session.nCached());
-      return kept.save(this.loaded.digest(), tokens, () => session.saving(), maxBytes, () => new Sha256());
+      return kept.save(digest, tokens, () => session.saving(), maxBytes, () => new Sha256());
     });
   }
 
@@ -140,7 +144,8 @@ export class TextResident extends Resident<Model> {
       const nKnown = Math.min(common(session.tokens(), ids), session.nCached());
       const limits = { mostTokens: this.loaded.info().contextLength, mostBack: this.loaded.mostBack() ?? Infinity };
       const damaged = (): void => dropped("its SHA-256 is another one");
-      found = await storing(async () => kept?.find(this.loaded.digest(), ids, nKnown, limits, () => new Sha256(), damaged));
+      const digest = this.loaded.digest();
+      found = digest === undefined ? undefined : await storing(async () => kept?.find(digest, ids, nKnown, limits, () => new Sha256(), damaged));
       await (found && session.restore(found.size, found.read));
     } catch (error) {
       if (isTrap(error) || codeOf(error) === "device_lost") {
@@ -154,6 +159,11 @@ export class TextResident extends Resident<Model> {
     } finally {
       found?.close();
     }
+  }
+
+  override async memory(): Promise<MemoryInfo> {
+    const streamedBytes = this.loaded.streamedBytes();
+    return { ...await super.memory(), ...streamedBytes === 0 ? {} : { streamedBytes } };
   }
 
   override bytes(): number {
