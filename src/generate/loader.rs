@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::load::{FileName, Loader};
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 use crate::load::{ReadFile, WeightFiles};
+use crate::platform::MaybeSend;
 use crate::target::Tuning;
 use crate::tuning::{TunedRow, tune_products};
 
@@ -18,7 +19,7 @@ impl Model {
     /// [`Error::Config`] if there are no files.
     pub fn loader(device: &Device, files: Vec<FileName>, options: LoadOptions<'_>) -> Result<Loader<Model>, Error> {
         let options = without_progress(options);
-        Loader::new(device, files, move |device, header, _| Model::declare(device, header, None, &options))
+        Loader::new(device, files, move |device, header, _| Model::declare(device, header, None, &options()))
     }
 
     /// The same; `read` reads the files again for passes, once all of them are there, if they leave layers in them.
@@ -31,13 +32,13 @@ impl Model {
     ) -> Result<Loader<Model>, Error> {
         let options = without_progress(options);
         Loader::new(device, files, move |device, header, numbers| {
-            Model::declare(device, header, Some(&WeightFiles::new(read, numbers)), &options)
+            Model::declare(device, header, Some(&WeightFiles::new(read, numbers)), &options())
         })
     }
 }
 
-/// Those that hold for a model whose files arrive piece by piece.
-fn without_progress(options: LoadOptions<'_>) -> LoadOptions<'static> {
+/// Those that hold for a model whose files arrive piece by piece, on whatever thread.
+fn without_progress(options: LoadOptions<'_>) -> impl Fn() -> LoadOptions<'static> + MaybeSend + use<> {
     let LoadOptions {
         context_length,
         fit_context,
@@ -49,7 +50,7 @@ fn without_progress(options: LoadOptions<'_>) -> LoadOptions<'static> {
         further_tokens,
         ..
     } = options;
-    LoadOptions {
+    move || LoadOptions {
         context_length,
         fit_context,
         memory_limit,
