@@ -43,7 +43,7 @@ pub(crate) use catalog::TableRows;
 pub(crate) use catalog::{Feed, Widened};
 pub use chat::ChatSource;
 pub use file::FileBytes;
-#[cfg(target_arch = "wasm32")]
+#[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use file::ReadFile;
 pub(crate) use file::WeightFiles;
 #[cfg(not(target_arch = "wasm32"))]

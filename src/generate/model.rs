@@ -371,11 +371,14 @@ impl Model {
 
     /// Runs a pass, of whose rows the first `n_rows` are those of tokens.
     pub(crate) async fn run(&self, pass: &Recording, n_rows: usize) -> Result<(), Error> {
-        if let Some(streamed) = &self.inner.streamed {
-            let rest = |steps| self.device.run_steps(pass, steps);
-            return streamed.run(&self.device, (pass, n_rows), rest).await;
+        match &self.inner.streamed {
+            Some(streamed) => {
+                // Boxed, so that what waits for a pass is no larger where nothing is streamed.
+                let (done, _turn) = Box::pin(streamed.run_up_to_last(&self.device, (pass, n_rows))).await?;
+                self.device.run_steps(pass, done..pass.n_dispatches())
+            }
+            None => self.device.run(pass),
         }
-        self.device.run(pass)
     }
 
     /// Runs a pass as [`Model::run`], `n_runs` times, or once where layers are streamed, and reads a tensor after each run.
@@ -386,11 +389,13 @@ impl Model {
         tensor: &Tensor,
         n_runs: u32,
     ) -> Result<Pending, Error> {
-        if let Some(streamed) = &self.inner.streamed {
-            let rest = |steps| self.device.run_steps_and_read(pass, steps, tensor, 1);
-            return streamed.run(&self.device, (pass, n_rows), rest).await;
+        match &self.inner.streamed {
+            Some(streamed) => {
+                let (done, _turn) = Box::pin(streamed.run_up_to_last(&self.device, (pass, n_rows))).await?;
+                self.device.run_steps_and_read(pass, done..pass.n_dispatches(), tensor, 1)
+            }
+            None => self.device.replay_and_read(pass, tensor, n_runs),
         }
-        self.device.replay_and_read(pass, tensor, n_runs)
     }
 
     /// Which layers, and rows of which tables, each pass reads from the file, or which experts tokens do, and what came of it,

@@ -258,7 +258,7 @@ impl Drop for Lane {
 }
 
 /// A pass's turn with the slots.
-struct Turn<'a> {
+pub(super) struct Turn<'a> {
     lanes: &'a Mailbox<Option<Lane>>,
     /// What is left to the next pass, which begins anew without it.
     lane: Option<Lane>,
@@ -397,26 +397,24 @@ impl Streamed {
     }
 
     /// Runs a recording, of whose rows the first `n_rows` are those of tokens, up to the last step that waits for the
-    /// file, and has `rest` run the others. Whoever drops the future before its end has computed a part of a pass.
+    /// file. Returns the number of the next step, and the turn, which is the pass's until the others were submitted.
+    /// Whoever drops the future before its end has computed a part of a pass.
     ///
     /// # Errors
-    /// Those of reading, of [`Device::run`] and of `rest`.
-    pub async fn run<R>(
+    /// Those of reading and of [`Device::run`].
+    pub async fn run_up_to_last(
         &self,
         device: &Device,
         (recording, n_rows): (&Recording, usize),
-        rest: impl FnOnce(Range<usize>) -> Result<R, Error>,
-    ) -> Result<R, Error> {
-        let end = recording.n_dispatches();
+    ) -> Result<(usize, Turn<'_>), Error> {
         let mut turn = Turn { lane: self.lane.take().await, lanes: &self.lane };
         let Reader { kept, layers, files, .. } = &*self.reader;
         if let (Some(kept), false) = (kept, recording.choices().is_empty()) {
-            let done = kept.run_up_to_last((device, files), (recording, n_rows)).await?;
-            return rest(done..end);
+            return Ok((kept.run_up_to_last((device, files), (recording, n_rows)).await?, turn));
         }
         let position = |layer: u32| layers.iter().position(|(streamed, _)| *streamed == layer as usize);
         if recording.layers().all(|(layer, _)| position(layer).is_none()) {
-            return rest(0..end);
+            return Ok((0, turn));
         }
         device.prepare(recording)?;
         // A pass that fails or is given up leaves none.
@@ -438,9 +436,8 @@ impl Streamed {
             lane.release(i);
             done = steps.end;
         }
-        let result = rest(done..end)?;
         turn.lane = Some(lane);
-        Ok(result)
+        Ok((done, turn))
     }
 }
 

@@ -57,6 +57,7 @@ pub(crate) struct WeightFiles {
 #[cfg(target_arch = "wasm32")]
 impl WeightFiles {
     /// Of these numbers of a loader.
+    #[cfg(feature = "web")]
     pub fn new(read: ReadFile, numbers: &[usize]) -> WeightFiles {
         WeightFiles { read, numbers: numbers.into() }
     }
