@@ -355,7 +355,7 @@ impl ShardIndex {
         let mut contents = IndexFile::default();
         read_json(text, &mut contents).map_err(|error| json_error(INDEX_FORMAT, "file".into(), start, text, &error))?;
         let IndexFile { shards, mut tensors, .. } = contents;
-        tensors.sort_unstable();
+        crate::sort::by(&mut tensors, Ord::cmp);
         if let Some(pair) = tensors.windows(2).find(|pair| pair[0].0 == pair[1].0) {
             let field = format!("weight_map entry `{}`", Shown(&pair[0].0));
             return Err(broken(field, 0, "one shard for each tensor", "two".into()));

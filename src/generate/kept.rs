@@ -100,7 +100,7 @@ impl Slots {
         let is_free = |slot: &usize| self.experts[*slot].is_none_or(|expert| !chosen.contains(&expert));
         let mut free: Vec<(f64, usize)> =
             (0..self.experts.len()).filter(is_free).map(|slot| (of_slot(slot), slot)).collect();
-        free.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        crate::sort::by(&mut free, |(a, _), (b, _)| a.total_cmp(b));
         if free.len() < missing.len() {
             return None;
         }

@@ -49,7 +49,7 @@ impl Profile {
     /// Label, calls and total time, the slowest first.
     pub fn rows(&self) -> Vec<(&'static str, u64, Duration)> {
         let mut rows: Vec<_> = self.0.iter().map(|(&label, &(calls, time))| (label, calls, time)).collect();
-        rows.sort_by_key(|&(label, _, time)| (std::cmp::Reverse(time), label));
+        crate::sort::by_key(&mut rows, |&(label, _, time)| (std::cmp::Reverse(time), label));
         rows
     }
 }

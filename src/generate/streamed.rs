@@ -314,7 +314,7 @@ impl Streamed {
         let slots: Vec<Vec<Arc<Block>>> = std::iter::repeat_with(slot).take(SLOTS).collect();
         for ((_, tensors), slot) in streamed.iter().zip(slots.iter().cycle()) {
             let mut by_size: Vec<&Tensor> = tensors.iter().collect();
-            by_size.sort_by_key(|tensor| std::cmp::Reverse(tensor.size_bytes()));
+            crate::sort::by_key(&mut by_size, |tensor| std::cmp::Reverse(tensor.size_bytes()));
             by_size.iter().zip(slot).for_each(|(tensor, block)| tensor.storage.place(block));
         }
         let feed = |tensors: &[Tensor]| {

@@ -210,7 +210,7 @@ pub async fn adapters() -> Vec<AdapterReport> {
         .into_iter()
         .map(report)
         .collect();
-    reports.sort_by_key(|r| Power::High.rank(r.kind, &r.backend));
+    crate::sort::by_key(&mut reports, |report| Power::High.rank(report.kind, &report.backend));
     reports
 }
 

@@ -244,7 +244,7 @@ pub(crate) fn slot_sizes<'a>(layers: impl Iterator<Item = &'a Vec<u64>>) -> Vec<
     let mut sizes: Vec<u64> = Vec::new();
     for layer in layers {
         let mut layer = layer.clone();
-        layer.sort_by_key(|&size| std::cmp::Reverse(size));
+        crate::sort::by_key(&mut layer, |&size| std::cmp::Reverse(size));
         sizes.resize(sizes.len().max(layer.len()), 0);
         sizes.iter_mut().zip(layer).for_each(|(size, of_layer)| *size = (*size).max(of_layer));
     }

@@ -70,19 +70,16 @@ export async function finish(files: readonly ModelFile[], signal: AbortSignal): 
   }
 }
 
-/**
- * The files of a model once more, for layers that passes read again. They are opened when the first of them is read, and closed when the model
- * is freed. No connection is opened for that.
- */
+/** The files of a model once more, for layers that passes read again. Nothing is downloaded for that, and kept copies stay while they are open. */
 export class FilesAgain {
-  readonly #open: () => Promise<ModelFile[]>;
+  readonly #openAgain: () => Promise<ModelFile[]>;
   readonly #freed = new AbortController();
-  #files: Promise<ModelFile[]> | undefined;
+  #files: readonly ModelFile[] = [];
 
   /** `files`: what the model is loaded from. */
   constructor(request: FilesRequest, extras: readonly string[], caller: Caller, files: readonly ModelFile[]) {
     const { pins: _, ...source } = request.source;
-    this.#open = async () => {
+    this.#openAgain = async () => {
       const again = await open({ ...request, source }, extras, { caller, signal: this.#freed.signal }, [], () => {}, { peek: true });
       const changed = again.find(({ name, size, url, isKept }, i) => name !== files[i]?.name || size !== files[i]?.size || (url !== undefined && isKept !== true));
       if (changed === undefined && again.length === files.length) {
@@ -93,20 +90,17 @@ export class FilesAgain {
     };
   }
 
+  /** Opens them, once nobody writes to the kept copies any more. */
+  async open(): Promise<void> {
+    this.#files = await this.#openAgain();
+  }
+
   /** Some bytes of a file from an offset on. */
-  readonly read = async (file: number, offset: number): Promise<Uint8Array | undefined> => {
-    this.#files ??= this.#open();
-    try {
-      return await (await this.#files)[file]?.read(offset);
-    } catch (error) {
-      this.#files = undefined;
-      throw error;
-    }
-  };
+  readonly read = async (file: number, offset: number): Promise<Uint8Array | undefined> => this.#files[file]?.read(offset);
 
   close(): void {
     this.#freed.abort();
-    this.#files?.then((files) => Promise.all(files.map((file) => file.close(false)))).catch(() => {});
+    this.#files.forEach((file) => void file.close(false));
   }
 }
 

@@ -31,6 +31,8 @@ export interface Streaming<T extends Streamed> {
   prepare(loader: Loader<T>, device: Device, caller: Caller): Promise<void>;
   /** What is added to it then, and looked at. `copies`: those of earlier loads that it was read from. */
   complete(loaded: T, asked: Asked, copies: KeptCopy[]): Promise<void>;
+  /** Whether its passes read layers from the files. */
+  streams?(loaded: T): boolean;
 }
 
 /** The same of what can be loaded again. */
@@ -64,6 +66,7 @@ export function modelRecipe(request: ModelRequest): Recipe<Model> {
         await useAdapter(model, { ...request, ...request.adapter }, asked);
       }
     },
+    streams: (model) => model.streamedBytes() > 0,
   };
 }
 
@@ -101,8 +104,17 @@ export function limitOf({ settings }: Pick<LoadRequest, "settings">, device: Dev
 }
 
 /** Streams files into a device. */
-export function loadOnto<T extends Streamed>(device: Device, recipe: Streaming<T>, asked: Asked): Promise<Omit<Loaded<T>, "place">> {
-  return withCopies(asked, (copies) => loadOnce(device, recipe, asked, copies));
+export async function loadOnto<T extends Streamed>(device: Device, recipe: Streaming<T>, asked: Asked): Promise<Omit<Loaded<T>, "place">> {
+  const result = await withCopies(asked, (copies) => loadOnce(device, recipe, asked, copies));
+  if (recipe.streams?.(result.loaded) === true) {
+    try {
+      await result.again?.open();
+    } catch (error) {
+      result.loaded.free();
+      throw error;
+    }
+  }
+  return result;
 }
 
 async function loadOnce<T extends Streamed>(
