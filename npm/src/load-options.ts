@@ -51,7 +51,10 @@ export interface CommonLoadOptions extends SourceOptions {
    * Default `true`.
    */
   verify?: boolean;
-  /** Bytes that weights, cache and activations may take together. Default: what the device allows. */
+  /**
+   * Bytes that weights, cache and activations may take together. Default: what the device allows. Of a {@link Model} that takes more, some
+   * layers are read from its files in each pass, if those are on this machine or kept.
+   */
   memoryLimit?: number;
   /** Whether to use subgroup operations where the browser has them. Default `true`. */
   subgroups?: boolean;

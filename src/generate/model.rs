@@ -61,7 +61,8 @@ pub struct LoadOptions<'a> {
     /// must be, which are read again in each pass. Of a mixture of experts everything else stays if that leaves less
     /// to be read, with the experts of each layer that are used most, and others are read when a token chooses them.
     /// [`Model::streaming`] tells. Passes of several sessions then take turns: a future that waits in one is to be
-    /// awaited or dropped before another's goes on. For files that are there as a whole, natively.
+    /// awaited or dropped before another's goes on. For files that are there as a whole; in a browser, of those that
+    /// JavaScript can read again, tables aside.
     pub stream_layers: bool,
     /// Reads whole layers also where some experts of each could be kept, so that a bench can tell the difference.
     #[doc(hidden)]
