@@ -21,7 +21,6 @@ mod options;
 mod pace;
 mod part;
 mod passes;
-#[cfg(not(target_arch = "wasm32"))]
 mod rows;
 mod saved;
 mod sequence;

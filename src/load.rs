@@ -38,7 +38,6 @@ use crate::model::{Block, ModelConfig, ScoreConfig};
 use crate::tokenizer::Tokenizer;
 
 pub use catalog::Catalog;
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use catalog::TableRows;
 pub(crate) use catalog::{Feed, Widened};
 pub use chat::ChatSource;

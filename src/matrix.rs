@@ -66,7 +66,6 @@ impl Matrix {
     ///
     /// # Errors
     /// As [`Matrix::declare`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn declare_rows(&self, target: &Target, label: &str, n_rows: u32) -> Result<Matrix, Error> {
         let shape = [n_rows.next_multiple_of(2), self.cols];
         Matrix::declare_as(Role::Activations, target, label, self.weight, shape, 2)

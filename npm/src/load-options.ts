@@ -53,7 +53,7 @@ export interface CommonLoadOptions extends SourceOptions {
   verify?: boolean;
   /**
    * Bytes that weights, cache and activations may take together. Default: what the device allows. Of a {@link Model} that takes more, some
-   * layers are read from its files in each pass, if those are on this machine or kept.
+   * weights are read from its files in each pass, if those are on this machine or kept.
    */
   memoryLimit?: number;
   /** Whether to use subgroup operations where the browser has them. Default `true`. */

@@ -38,6 +38,8 @@ export interface ModelFile {
   readonly arrived: number;
   /** The bytes from `offset` on, some of them, or nothing at the end of the file. */
   read(offset: number): Promise<Uint8Array | undefined>;
+  /** So many bytes from `offset` on, or those up to the end, of a file that is on this machine. */
+  bytes(offset: number, length: number): Promise<Uint8Array>;
   /** Reads what is left, so that the file can be kept and its digest compared. */
   finish(): Promise<void>;
   /** Lets go of connections while other files are read. */
@@ -381,6 +383,10 @@ class BlobFile implements ModelFile {
     return bytes;
   }
 
+  bytes(offset: number, length: number): Promise<Uint8Array> {
+    return readBlob(this.name, this.#blob, offset, length);
+  }
+
   async finish(): Promise<void> {
     this.arrived = this.size;
   }
@@ -390,9 +396,9 @@ class BlobFile implements ModelFile {
   async close(): Promise<void> {}
 }
 
-async function readBlob(name: string, blob: Blob, offset: number): Promise<Uint8Array> {
+async function readBlob(name: string, blob: Blob, offset: number, length = CHUNK_BYTES): Promise<Uint8Array> {
   try {
-    return new Uint8Array(await blob.slice(offset, offset + CHUNK_BYTES).arrayBuffer());
+    return new Uint8Array(await blob.slice(offset, offset + length).arrayBuffer());
   } catch (error) {
     throw new TilewrightError("storage", `${name} cannot be read any more; it may have been moved or changed (${messageOf(error)})`, { cause: error });
   }
@@ -424,18 +430,21 @@ class PathFile implements ModelFile {
   }
 
   async read(offset: number): Promise<Uint8Array | undefined> {
-    let bytes: Uint8Array;
-    try {
-      const buffer = new Uint8Array(CHUNK_BYTES);
-      bytes = buffer.subarray(0, (await this.#handle.read(buffer, 0, CHUNK_BYTES, offset)).bytesRead);
-    } catch (error) {
-      throw unreadable(this.name, error);
-    }
+    const bytes = await this.bytes(offset, CHUNK_BYTES);
     if (offset === 0) {
       checkStart(this.name, bytes);
     }
     this.arrived = Math.max(this.arrived, offset + bytes.length);
     return bytes.length === 0 ? undefined : bytes;
+  }
+
+  async bytes(offset: number, length: number): Promise<Uint8Array> {
+    try {
+      const buffer = new Uint8Array(length);
+      return buffer.subarray(0, (await this.#handle.read(buffer, 0, length, offset)).bytesRead);
+    } catch (error) {
+      throw unreadable(this.name, error);
+    }
   }
 
   async finish(): Promise<void> {
@@ -479,6 +488,10 @@ class PinnedFile implements ModelFile {
     // What lies between is part of the digest although the engine does not want it.
     while (this.#digested < offset && await this.#digestMore() !== undefined);
     return offset === this.#digested ? this.#digestMore() : this.#file.read(offset);
+  }
+
+  bytes(offset: number, length: number): Promise<Uint8Array> {
+    return this.#file.bytes(offset, length);
   }
 
   async finish(): Promise<void> {
@@ -617,6 +630,10 @@ class SmallFile implements ModelFile {
     return offset < this.size ? this.#bytes.subarray(offset, offset + CHUNK_BYTES) : undefined;
   }
 
+  async bytes(offset: number, length: number): Promise<Uint8Array> {
+    return this.#bytes.subarray(offset, offset + length);
+  }
+
   finish(): Promise<void> {
     return this.#file.finish();
   }
@@ -722,6 +739,10 @@ class UrlFile implements ModelFile {
         return chunk?.subarray(offset - this.#lastOffset);
       }
     }
+  }
+
+  bytes(offset: number, length: number): Promise<Uint8Array> {
+    return readBlob(this.url, this.#kept, offset, length);
   }
 
   async finish(): Promise<void> {

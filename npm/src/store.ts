@@ -225,7 +225,7 @@ export class Store {
   async #deleteKey(key: string): Promise<boolean> {
     const release = await lock(key, "exclusive");
     if (release === undefined) {
-      throw new TilewrightError("storage", "this file is in use, here or in another tab: it is being loaded, or a model reads layers from it; it can be deleted after that");
+      throw new TilewrightError("storage", "this file is in use, here or in another tab: it is being loaded, or a model reads weights from it; it can be deleted after that");
     }
     try {
       let existed = false;

@@ -50,11 +50,11 @@ export class DeviceTensor {
   free(): void;
 }
 
-export type ReadFile = (file: number, offset: number) => Promise<Uint8Array | undefined>;
+export type ReadFile = (file: number, offset: number, length: number) => Promise<Uint8Array | undefined>;
 
 export class Loader<Loaded> {
   private constructor();
-  /** `read` gives some bytes of a file from an offset on, when all files were pushed: for layers that memory has no room for. */
+  /** `read` gives bytes of a file from an offset on, when all files were pushed: for what memory has no room for. */
   static model(device: Device, files: FileInfo[], options: ModelSettings, read: ReadFile | undefined): Loader<Model>;
   static embedder(device: Device, files: FileInfo[], options: EmbedderSettings): Loader<Embedder>;
   static reranker(device: Device, files: FileInfo[], options: RerankerSettings): Loader<Reranker>;
@@ -106,8 +106,8 @@ export class Model {
   private constructor();
   info(): Omit<ModelInfo, "fileBytes">;
   memory(): Omit<MemoryInfo, "wasmHeapBytes">;
-  /** Bytes of layers that each pass reads from the files. */
-  streamedBytes(): number;
+  /** Bytes of layers that each pass reads from the files, beside rows of tables; nothing where all is on the device. */
+  streamedBytes(): number | undefined;
   tokenize(text: string, addSpecial: boolean): Uint32Array;
   detokenize(ids: Uint32Array): string;
   chatTokens(messages: readonly object[], options: { now?: number }): Uint32Array;

@@ -90,7 +90,7 @@ export interface ModelReport {
   memory: { gpu?: MemoryForecast; cpu?: MemoryForecast };
   /**
    * `true`, or a sentence that says why not. `gpu` and `cpu`: whether it can be loaded there, as far as limits are known: nobody tells how
-   * much memory a graphics card has; it may be that some layers stay in the files (notice `layers_streamed`). `storage`: whether the browser has room to keep it.
+   * much memory a graphics card has; it may be that some weights stay in the files (notice `weights_in_files`). `storage`: whether the browser has room to keep it.
    */
   fits: { gpu?: true | string; cpu?: true | string; storage: true | string };
 }
@@ -230,8 +230,8 @@ export type NoticeCode =
   | "cache_damaged"
   /** A connection broke and was opened again. */
   | "reconnected"
-  /** Memory has no room for all layers: each pass reads some from the model's files, which takes time. */
-  | "layers_streamed"
+  /** Memory has no room for all weights: each pass reads some from the model's files, which takes time. */
+  | "weights_in_files"
   /** A shader computes wrongly on this driver, as a test before its first use found; another one is used. */
   | "shader_replaced"
   /** What was measured with `tune` could not be kept, or was of another version and is not used. */
@@ -799,7 +799,10 @@ export interface MemoryInfo {
   totalBytes: number;
   /** Size of the WASM heap; on the CPU the other numbers are part of it. */
   wasmHeapBytes: number;
-  /** Bytes of layers that are not in memory, which each pass reads from the model's files; absent if all are. */
+  /**
+   * Bytes of layers that are not in memory, which each pass reads from the model's files; 0 if there are only tables of tokens, of which it
+   * reads a few rows. Absent if all weights are in memory.
+   */
   streamedBytes?: number;
 }
 

@@ -101,7 +101,7 @@ impl Draft {
         for pass in 0..n {
             // The device goes on with what it has chosen, unless the host has a part in a pass.
             if pass == 0 || !self.model.runs_ahead() {
-                self.passes.set_rows(&self.model, rows.clone())?;
+                self.passes.set_rows(&self.model, rows.clone()).await?;
             }
             let adapted = self.model.adapted_by(None)?;
             let pending =

@@ -669,7 +669,7 @@ impl Driver {
         }
         let form = RowsForm { sampler, has_runs: n_rows > ready.len() };
         self.ahead.begin(rows.iter().map(|row| (row.slot, row.token)), form, adapter, broken);
-        passes.set_rows(model, rows)?;
+        passes.set_rows(model, rows).await?;
         self.update(|stats| stats.drafted_tokens += n_guesses as u64);
         self.submit_pass().await
     }

@@ -65,7 +65,6 @@ impl Passes {
     }
 
     /// The device that embeds tokens.
-    #[cfg(not(target_arch = "wasm32"))]
     fn first(&self) -> &Stage {
         self.before.first().unwrap_or(&self.last)
     }
@@ -74,22 +73,19 @@ impl Passes {
     ///
     /// # Errors
     /// Those of writing, and of reading rows of tables from the file.
-    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
-    pub fn set_rows(&self, model: &Model, rows: Vec<StateRow>) -> Result<(), Error> {
+    pub async fn set_rows(&self, model: &Model, rows: Vec<StateRow>) -> Result<(), Error> {
         let rows = padded(rows);
-        #[cfg(not(target_arch = "wasm32"))]
-        self.fetch_rows(model, &rows)?;
+        self.fetch_rows(model, &rows).await?;
         self.stages().try_for_each(|stage| stage.rows.state.set_rows(&stage.device, &rows))
     }
 
     /// Hands the first device the rows of tables that are in the file, and their numbers, if there are such tables.
-    #[cfg(not(target_arch = "wasm32"))]
-    fn fetch_rows(&self, model: &Model, rows: &[StateRow]) -> Result<(), Error> {
+    async fn fetch_rows(&self, model: &Model, rows: &[StateRow]) -> Result<(), Error> {
         let first = self.first();
         let Some(state) = &first.rows.fetched_state else { return Ok(()) };
         let n = rows.first().map_or(0, |row| row.n_tokens as usize);
         let ids: Vec<u32> = rows.iter().take(n).map(|row| row.token).collect();
-        model.fetch_rows(&first.device, &first.rows, 0, &ids)?;
+        model.fetch_rows(&first.device, &first.rows, 0, &ids).await?;
         let numbers = model.fetched_numbers(&ids).into_iter();
         let rows = numbers.zip(rows).map(|(token, row)| StateRow { token, pages: Vec::new(), ..row.clone() });
         state.set_rows(&first.device, &rows.collect::<Vec<_>>())
@@ -186,8 +182,7 @@ impl Passes {
             stage.device.write(&stage.prompt.tokens, position, ids)?;
             stage.prompt.state.set_rows(&stage.device, &rows)?;
         }
-        #[cfg(not(target_arch = "wasm32"))]
-        model.fetch_rows(&self.first().device, &self.first().prompt, position, ids)?;
+        model.fetch_rows(&self.first().device, &self.first().prompt, position, ids).await?;
         let mut left = None;
         for stage in &mut self.before {
             let (device, stream) = (stage.device.clone(), stage.prompt.stream.first_rows(size)?);

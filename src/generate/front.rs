@@ -211,7 +211,9 @@ impl FrontPasses {
                 Some(rows) => device.write(&io.stream, 0, rows)?,
                 None => {
                     device.write(&io.tokens, position, ids)?;
-                    tables.map_or(Ok(()), |tables| tables.fetch(device, io, position, ids))?;
+                    if let Some(tables) = tables {
+                        tables.fetch(device, io, position, ids).await?;
+                    }
                 }
             }
             io.state.set_turned(device, position as u32, ids.len() as u32, angles)?;

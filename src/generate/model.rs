@@ -18,7 +18,6 @@ use super::adapter::{Adapter, AdapterInner};
 use super::front::{self, DeviceLayers, FrontPasses, Fronts};
 use super::part::Part;
 use super::passes::{PASS_SIZES, RecordedPasses, Room};
-#[cfg(not(target_arch = "wasm32"))]
 use super::rows::RowTables;
 use super::streamed::{Streamed, Streaming};
 use crate::device::{Device, Pending};
@@ -61,16 +60,15 @@ pub struct LoadOptions<'a> {
     /// must be, which are read again in each pass. Of a mixture of experts everything else stays if that leaves less
     /// to be read, with the experts of each layer that are used most, and others are read when a token chooses them.
     /// [`Model::streaming`] tells. Passes of several sessions then take turns: a future that waits in one is to be
-    /// awaited or dropped before another's goes on. For files that are there as a whole; in a browser, of those that
-    /// JavaScript can read again, tables aside.
+    /// awaited or dropped before another's goes on. For files that are there as a whole, or in a browser those that
+    /// JavaScript can read again.
     pub stream_layers: bool,
     /// Reads whole layers also where some experts of each could be kept, so that a bench can tell the difference.
     #[doc(hidden)]
     pub whole_layers: bool,
     /// Leave tables of which a pass reads the rows of its tokens in the file, and read these rows for each pass, even where the
     /// memory holds the tables: per-layer embeddings, and the embedding unless the device has it as the head or embeds with it
-    /// what a head for further tokens guesses. Without such a table this changes nothing. For files that are there as a whole,
-    /// natively.
+    /// what a head for further tokens guesses. Without such a table this changes nothing. For files that are there as a whole.
     pub stream_rows: bool,
     /// Layers that are computed on a GPU: the last ones, and the head. The CPU computes the others, and its memory holds them
     /// and the embedding. All of them if `None`. For files that are there as a whole, natively; on the CPU this changes
@@ -135,7 +133,6 @@ pub(super) struct Inner {
     /// Reads what the device has no room for.
     streamed: Option<Streamed>,
     /// Fetches rows of tables that are in the file.
-    #[cfg(not(target_arch = "wasm32"))]
     tables: Option<RowTables>,
     /// What other devices compute first.
     #[cfg(not(target_arch = "wasm32"))]
@@ -283,9 +280,11 @@ impl Model {
                 declared => declared?,
             }
         };
-        #[cfg(not(target_arch = "wasm32"))]
         let tables = files.and_then(|files| {
+            #[cfg(not(target_arch = "wasm32"))]
             let first = fronts.parts().next().map_or(&transformer, |(_, part)| part);
+            #[cfg(target_arch = "wasm32")]
+            let first = &transformer;
             RowTables::of(first, &transformer, &catalog, files, placement.in_file.fitting_context)
         });
         let encodings = match tokenizer {
@@ -303,7 +302,6 @@ impl Model {
             block_types,
             tokens_per_submit,
             streamed,
-            #[cfg(not(target_arch = "wasm32"))]
             tables,
             #[cfg(not(target_arch = "wasm32"))]
             fronts: Arc::new(fronts),
@@ -365,7 +363,7 @@ impl Model {
     /// `stream_layers` its files can be read again.
     #[cfg(all(feature = "web", target_arch = "wasm32"))]
     pub(crate) fn check_header(device: &Device, header: ModelHeader, options: &LoadOptions<'_>) -> Result<(), Error> {
-        let read = std::rc::Rc::new(|_, _| Box::pin(async { Ok(Vec::new()) }) as _);
+        let read = std::rc::Rc::new(|_, _, _| Box::pin(async { Ok(Vec::new()) }) as _);
         let files = WeightFiles::new(read, &[]);
         Model::declare(device, header, Some(&files), options).map(drop)
     }
@@ -403,9 +401,6 @@ impl Model {
     /// if not all is on the device.
     pub fn streaming(&self) -> Option<Streaming> {
         let layers = self.inner.streamed.as_ref().map(Streamed::report);
-        #[cfg(target_arch = "wasm32")]
-        return layers;
-        #[cfg(not(target_arch = "wasm32"))]
         match &self.inner.tables {
             Some(tables) => Some(tables.report(layers.unwrap_or_else(|| Streaming::resident(&self.inner.transformer)))),
             None => layers,
@@ -413,25 +408,25 @@ impl Model {
     }
 
     /// The tables that are in the file.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(super) fn row_tables(&self) -> Option<&RowTables> {
         self.inner.tables.as_ref()
     }
 
     /// Hands a device these tokens' rows of the tables that are in the file, for its next pass.
-    #[cfg(not(target_arch = "wasm32"))]
-    pub(crate) fn fetch_rows(
+    pub(crate) async fn fetch_rows(
         &self,
         device: &Device,
         io: &PassTensors,
         position: usize,
         ids: &[u32],
     ) -> Result<(), Error> {
-        self.row_tables().map_or(Ok(()), |tables| tables.fetch(device, io, position, ids))
+        match self.row_tables() {
+            Some(tables) => tables.fetch(device, io, position, ids).await,
+            None => Ok(()),
+        }
     }
 
     /// The number of each token's row among those that are fetched.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn fetched_numbers(&self, ids: &[u32]) -> Vec<u32> {
         self.row_tables().map_or(Vec::new(), |tables| tables.numbers(ids))
     }
@@ -517,11 +512,11 @@ impl Model {
 
     /// Whether a pass may be submitted before the one before it is done.
     pub(crate) fn runs_ahead(&self) -> bool {
-        if self.inner.streamed.is_some() {
+        if self.inner.streamed.is_some() || self.inner.tables.is_some() {
             return false;
         }
         #[cfg(not(target_arch = "wasm32"))]
-        if self.inner.tables.is_some() || !self.inner.fronts.is_empty() {
+        if !self.inner.fronts.is_empty() {
             return false;
         }
         self.device.is_gpu()
@@ -843,7 +838,7 @@ impl Model {
         let angles = self.transformer().angles(n_tokens);
         device.write(&io.tokens, 0, ids)?;
         #[cfg(not(target_arch = "wasm32"))]
-        self.fetch_rows(device, &io, 0, ids)?;
+        self.fetch_rows(device, &io, 0, ids).await?;
         io.state.set_turned(device, 0, n_tokens, angles)?;
         if let Some(further) = &io.further {
             device.write(further.tokens(), 0, ids.get(1..).unwrap_or_default())?;

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::passes::{RecordedPasses, Room};
-#[cfg(not(target_arch = "wasm32"))]
 use super::rows;
 use super::streamed::{Streamed, layer_sizes};
 use crate::error::Error;
@@ -53,8 +52,6 @@ impl<'a> Part<'a> {
         self.transformer_of(self.weights.clone(), context_length, tables_in_file)
     }
 
-    /// Where bytes arrive from JavaScript, tables of tokens stay on the device.
-    #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
     fn transformer_of(
         &self,
         weights: Weights,
@@ -63,7 +60,6 @@ impl<'a> Part<'a> {
     ) -> Result<Transformer, Error> {
         let all = Transformer::declare(self.config.clone(), weights, context_length)?;
         let transformer = all.part(self.layers.clone());
-        #[cfg(not(target_arch = "wasm32"))]
         if tables_in_file {
             return Ok(rows::in_file(transformer, self.catalog));
         }

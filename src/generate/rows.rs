@@ -4,14 +4,15 @@
 //! pass runs, its tokens' rows are written, packed as in the table, to where the kernel that decodes them finds one for each
 //! token. The host has to know the tokens, so that one pass is in flight.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use web_time::Instant;
 
 use super::streamed::Streaming;
 use crate::device::Device;
 use crate::error::Error;
-use crate::load::{Catalog, Feed, FileBytes, TableRows};
+use crate::load::{Catalog, Feed, TableRows, WeightFiles};
 use crate::model::{FetchedRows, PassTensors, Transformer};
 
 /// The same part of a model with its tables of tokens in the file, if it has some and their rows lie there one by one.
@@ -24,8 +25,9 @@ pub(super) fn in_file(transformer: Transformer, catalog: &Catalog) -> Transforme
 pub(super) struct RowTables {
     /// By their names.
     tables: Vec<(&'static str, TableRows)>,
-    files: Arc<Vec<FileBytes>>,
+    files: WeightFiles,
     /// Of what nobody else reads.
+    #[cfg_attr(target_arch = "wasm32", expect(dead_code))]
     feed: Feed,
     size_bytes: u64,
     fitting_context: Option<u32>,
@@ -40,7 +42,7 @@ impl RowTables {
         part: &Transformer,
         resident: &Transformer,
         catalog: &Catalog,
-        files: &Arc<Vec<FileBytes>>,
+        files: &WeightFiles,
         fitting_context: Option<u32>,
     ) -> Option<RowTables> {
         let tables: Vec<_> =
@@ -66,6 +68,7 @@ impl RowTables {
     }
 
     /// What the digest of a model's tensors has of those that nobody else reads. All of them are read for it.
+    #[cfg(not(target_arch = "wasm32"))]
     pub fn digest(&self) -> u64 {
         self.feed.digest_of_files(&self.files)
     }
@@ -74,12 +77,12 @@ impl RowTables {
     ///
     /// # Errors
     /// Those of [`TableRows::write`].
-    pub fn fetch(&self, device: &Device, io: &PassTensors, position: usize, ids: &[u32]) -> Result<(), Error> {
+    pub async fn fetch(&self, device: &Device, io: &PassTensors, position: usize, ids: &[u32]) -> Result<(), Error> {
         let start = Instant::now();
         let own_numbers = self.numbers(ids);
         for FetchedRows { table, rows, numbers } in &io.fetched {
             let Some((_, source)) = self.tables.iter().find(|(name, _)| name == table) else { continue };
-            source.write(device, &self.files, ids, rows)?;
+            source.write(device, &self.files, ids, rows).await?;
             device.write(numbers, position, &own_numbers)?;
             self.n_read.fetch_add(ids.len() as u64, Ordering::Relaxed);
         }

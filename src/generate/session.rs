@@ -400,13 +400,13 @@ impl Session {
         let angles = self.sequence.angles();
         match self.fronts.compute(ids, position, size, angles, self.model.row_tables()).await? {
             Some(rows) => self.model.device().write(&self.passes.io.stream, 0, &rows),
-            None => self.model.fetch_rows(self.model.device(), &self.passes.io, position, ids),
+            None => self.model.fetch_rows(self.model.device(), &self.passes.io, position, ids).await,
         }
     }
 
     #[cfg(target_arch = "wasm32")]
-    pub(super) async fn run_host_part(&mut self, _: usize, _: &[u32], _: u32) -> Result<(), Error> {
-        Ok(())
+    pub(super) async fn run_host_part(&mut self, position: usize, ids: &[u32], _: u32) -> Result<(), Error> {
+        self.model.fetch_rows(self.model.device(), &self.passes.io, position, ids).await
     }
 
     /// Runs what is not cached, up to the first choice of a token; else as [`Session::feed`]. `n_generated` of the tokens were

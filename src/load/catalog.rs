@@ -205,7 +205,6 @@ impl Catalog {
     }
 
     /// The rows of a table, if each lies in the file by itself.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn table_rows(&self, name: &str) -> Option<TableRows> {
         let entry = self.tensors.get(name)?;
         (entry.stored == Stored::AsRead && entry.scales.is_none()).then(|| TableRows { entry: entry.clone() })
@@ -352,13 +351,11 @@ pub(super) fn floats(tensor: &TensorInfo, data: &[u8]) -> Result<Vec<f32>, Error
 }
 
 /// Rows of a table that stays in its file.
-#[cfg(not(target_arch = "wasm32"))]
 #[derive(Clone, Debug)]
 pub(crate) struct TableRows {
     entry: Entry,
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 impl TableRows {
     /// How many there are.
     pub fn len(&self) -> u64 {
@@ -371,15 +368,21 @@ impl TableRows {
     /// # Errors
     /// [`Error::Format`] if the table lies past its file's end; [`Error::Operand`] for more rows than the matrix has; errors
     /// of [`Device::write`].
-    pub fn write(&self, device: &Device, files: &[FileBytes], numbers: &[u32], to: &Matrix) -> Result<(), Error> {
+    pub async fn write(&self, device: &Device, files: &WeightFiles, numbers: &[u32], to: &Matrix) -> Result<(), Error> {
         let Entry { file, info, .. } = &self.entry;
-        let table = info.bytes(&files[*file])?;
         let row_bytes = (info.size_bytes / self.len()) as usize;
         // Two rows may share a word of tails.
         let mut rows = vec![0; numbers.len().next_multiple_of(2) * row_bytes];
+        #[cfg(not(target_arch = "wasm32"))]
+        let table = info.bytes(&files[*file])?;
         for (row, &number) in rows.chunks_exact_mut(row_bytes).zip(numbers) {
+            #[cfg(not(target_arch = "wasm32"))]
             if let Some(found) = table.chunks_exact(row_bytes).nth(number as usize) {
                 row.copy_from_slice(found);
+            }
+            #[cfg(target_arch = "wasm32")]
+            if u64::from(number) < self.len() {
+                files.read_exact(*file, info.offset + u64::from(number) * row_bytes as u64, row).await?;
             }
         }
         write_plain(device, info, to, RowPlaces::from(0), 0, &rows, &mut TailEdges::default())?;
@@ -612,8 +615,8 @@ impl Feed {
         return self.take_piece(device, files);
         #[cfg(target_arch = "wasm32")]
         match self.wanted() {
-            Some(Wanted { file, offset, .. }) => {
-                let bytes = files.read(file, offset).await?;
+            Some(Wanted { file, offset, len }) => {
+                let bytes = files.read(file, offset, len).await?;
                 self.take(device, file, offset, &bytes).map(|()| true)
             }
             None => Ok(false),

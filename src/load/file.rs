@@ -42,9 +42,10 @@ impl FileBytes {
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) type WeightFiles = std::sync::Arc<Vec<FileBytes>>;
 
-/// Reads some bytes of a file, by the number that a loader has for it, from an offset on.
+/// Reads bytes of a file, by the number that a loader has for it, from an offset on: so many at most.
 #[cfg(target_arch = "wasm32")]
-pub(crate) type ReadFile = std::rc::Rc<dyn Fn(usize, u64) -> Pin<Box<dyn Future<Output = Result<Vec<u8>, Error>>>>>;
+pub(crate) type ReadFile =
+    std::rc::Rc<dyn Fn(usize, u64, u64) -> Pin<Box<dyn Future<Output = Result<Vec<u8>, Error>>>>>;
 
 /// Files with weights that are read again while a model is used, by their numbers in its catalog.
 #[cfg(target_arch = "wasm32")]
@@ -62,16 +63,31 @@ impl WeightFiles {
         WeightFiles { read, numbers: numbers.into() }
     }
 
-    /// Some bytes of a file from an offset on.
+    /// Bytes of a file from an offset on, `len` of them at most.
     ///
     /// # Errors
     /// [`Error::Truncated`] if it has none there; those of reading.
-    pub async fn read(&self, file: usize, offset: u64) -> Result<Vec<u8>, Error> {
-        let bytes = (self.read)(self.numbers[file], offset).await?;
+    pub async fn read(&self, file: usize, offset: u64, len: u64) -> Result<Vec<u8>, Error> {
+        let bytes = (self.read)(self.numbers[file], offset, len).await?;
         match bytes.is_empty() {
             true => Err(Error::Truncated { needed_bytes: offset + 1, found_bytes: offset }),
             false => Ok(bytes),
         }
+    }
+
+    /// All bytes of a file from an offset on that there is room for.
+    ///
+    /// # Errors
+    /// As [`WeightFiles::read`].
+    pub async fn read_exact(&self, file: usize, offset: u64, to: &mut [u8]) -> Result<(), Error> {
+        let mut done = 0;
+        while done < to.len() {
+            let bytes = self.read(file, offset + done as u64, (to.len() - done) as u64).await?;
+            let n = bytes.len().min(to.len() - done);
+            to[done..done + n].copy_from_slice(&bytes[..n]);
+            done += n;
+        }
+        Ok(())
     }
 }
 

@@ -7,7 +7,6 @@ use super::config::{ModelConfig, NormKind};
 use super::decoder::{FetchedRows, PassTensors};
 use super::encoder::BatchTensors;
 use super::kv_cache::{KvCache, LayerCache};
-#[cfg(not(target_arch = "wasm32"))]
 use super::per_layer::PerLayerWeights;
 use super::stack::{Destination, Stack, layer_of};
 use super::weights::{BlockWeights, HalfNorms, NormWeights, RecurrenceWeights, TOKEN_EMBD, Weights};
@@ -18,7 +17,6 @@ use crate::kernels::{
     attention_next, attention_packed, fold_norm, fuses_norm, gate_up, gelu, layer_norm, linear_norm, rms_norm, rope_kv,
     rope_packed, rope_table, scale, sigmoid_gate, suits_few, up_gated,
 };
-#[cfg(not(target_arch = "wasm32"))]
 use crate::matrix::Matrix;
 use crate::recording::{Products, Recorder};
 use crate::target::Target;
@@ -38,7 +36,6 @@ pub struct Transformer {
     /// The layers that it computes: all of them, unless two devices share them.
     layers: Range<u32>,
     /// Whether the host fetches rows of its tables of tokens for each pass; see [`Transformer::row_tables`].
-    #[cfg(not(target_arch = "wasm32"))]
     fetches_rows: bool,
 }
 
@@ -93,15 +90,7 @@ impl Transformer {
         };
         let ropes = config.ropes.iter().map(table).collect::<Result<_, _>>()?;
         let layers = 0..config.n_layers();
-        Ok(Transformer {
-            config,
-            weights,
-            ropes,
-            n_pos,
-            layers,
-            #[cfg(not(target_arch = "wasm32"))]
-            fetches_rows: false,
-        })
+        Ok(Transformer { config, weights, ropes, n_pos, layers, fetches_rows: false })
     }
 
     /// The part of it that computes these layers, which follow each other.
@@ -131,7 +120,6 @@ impl Transformer {
 
     /// The tables of tokens of which its passes read rows and nothing else, with their names: that of per-layer embeddings, and
     /// the embedding unless the part that reads it has it as the head, too, or embeds what it guesses.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn row_tables(&self) -> impl Iterator<Item = (&'static str, &Matrix)> {
         let stays = self.is_last() && (!self.weights.has_output() || self.weights.further.is_some());
         let embd = (!stays).then_some((TOKEN_EMBD, &self.weights.token_embd));
@@ -140,13 +128,11 @@ impl Transformer {
     }
 
     /// The same, for which the host fetches rows of [`Transformer::row_tables`], so that these are not on the device.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn fetching_rows(self) -> Transformer {
         Transformer { fetches_rows: true, ..self }
     }
 
     /// The tables of which the host fetches rows.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn fetched_tables(&self) -> impl Iterator<Item = (&'static str, &Matrix)> {
         self.row_tables().filter(|_| self.fetches_rows)
     }
@@ -156,24 +142,15 @@ impl Transformer {
     /// # Errors
     /// [`Error::Operand`] if it is larger than a tensor can be.
     pub(crate) fn declare_fetched(&self, target: &Target, max_pass: u32) -> Result<Vec<FetchedRows>, Error> {
-        #[cfg(not(target_arch = "wasm32"))]
-        return self
-            .fetched_tables()
-            .map(|(table, matrix)| {
-                let rows = matrix.declare_rows(target, &format!("rows of {table}"), max_pass)?;
-                let numbers = Tensor::declare("numbers", Role::Activations, &[self.n_pos], DType::U32)?;
-                Ok(FetchedRows { table, rows, numbers })
-            })
-            .collect();
-        #[cfg(target_arch = "wasm32")]
-        {
-            let _ = (target, max_pass);
-            Ok(Vec::new())
-        }
+        let fetched = |(table, matrix): (&'static str, &Matrix)| {
+            let rows = matrix.declare_rows(target, &format!("rows of {table}"), max_pass)?;
+            let numbers = Tensor::declare("numbers", Role::Activations, &[self.n_pos], DType::U32)?;
+            Ok(FetchedRows { table, rows, numbers })
+        };
+        self.fetched_tables().map(fetched).collect()
     }
 
     fn reads(&self, name: &str) -> bool {
-        #[cfg(not(target_arch = "wasm32"))]
         if self.fetched_tables().any(|(table, _)| table == name) {
             return false;
         }
@@ -199,7 +176,6 @@ impl Transformer {
             ropes: self.ropes.clone(),
             n_pos: self.n_pos,
             layers: self.layers(),
-            #[cfg(not(target_arch = "wasm32"))]
             fetches_rows: self.fetches_rows,
         }
     }

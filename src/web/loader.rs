@@ -64,7 +64,7 @@ impl Wanted {
 #[wasm_bindgen]
 impl Loader {
     /// A loader of a [`Model`]. `files`: `{ name, size? }[]`; `options`: `{ contextLength?, fitContext?, kvType?, memoryLimit? }`.
-    /// `read(file, offset)` promises some bytes of a file, once all of them were pushed: layers that memory has no room for
+    /// `read(file, offset, length)` promises bytes of a file, so many at most, once all of them were pushed: layers that memory has no room for
     /// are read by it in each pass.
     pub fn model(device: &Device, files: JsValue, options: JsValue, read: Option<Function>) -> Result<Loader, JsValue> {
         #[derive(Deserialize, Default)]
@@ -195,8 +195,9 @@ fn file_reader(read: Function) -> ReadFile {
         let source = std::io::Error::other(said.unwrap_or_else(|| "it cannot be read again".into()));
         Error::Io { path: "a file of the model".into(), source }
     };
-    Rc::new(move |file, offset| {
-        let promised = read.call2(&JsValue::UNDEFINED, &(file as f64).into(), &(offset as f64).into());
+    Rc::new(move |file, offset, len| {
+        let [file, offset, len] = [file as f64, offset as f64, len as f64].map(JsValue::from);
+        let promised = read.call3(&JsValue::UNDEFINED, &file, &offset, &len);
         Box::pin(async move {
             let bytes = JsFuture::from(Promise::resolve(&promised.map_err(failed)?)).await.map_err(failed)?;
             Ok(if bytes.is_undefined() { Vec::new() } else { Uint8Array::new(&bytes).to_vec() })

@@ -74,10 +74,10 @@ impl Model {
         plan_to_js(&self.model.plan())
     }
 
-    /// Bytes of layers that each pass reads from the files; 0 where all of them are on the device.
+    /// Bytes of layers that each pass reads from the files, beside rows of tables; `undefined` where all is on the device.
     #[wasm_bindgen(js_name = streamedBytes)]
-    pub fn streamed_bytes(&self) -> f64 {
-        self.model.streaming().map_or(0, |streaming| streaming.streamed_bytes) as f64
+    pub fn streamed_bytes(&self) -> Option<f64> {
+        self.model.streaming().map(|streaming| streaming.streamed_bytes as f64)
     }
 
     /// Token ids of a text, with those that the model expects around it if `add_special`.
@@ -485,6 +485,9 @@ pub(super) fn read_options(value: JsValue) -> Result<(GenerateOptions, Vec<u32>)
     }
     let given: Option<Options> = from_js("options", value)?;
     let (given, default) = (given.unwrap_or_default(), GenerateOptions::default());
+    // One by one: `collect` would sort them, by code of its own.
+    let mut logit_bias = default.logit_bias.clone();
+    given.logit_bias.into_iter().flatten().for_each(|(id, bias)| _ = logit_bias.insert(id, bias));
     let options = GenerateOptions {
         max_tokens: given.max_tokens.unwrap_or(default.max_tokens),
         temperature: given.temperature.unwrap_or(default.temperature),
@@ -495,7 +498,7 @@ pub(super) fn read_options(value: JsValue) -> Result<(GenerateOptions, Vec<u32>)
         repeat_last_n: given.repeat_last_n.unwrap_or(default.repeat_last_n),
         presence_penalty: given.presence_penalty.unwrap_or(default.presence_penalty),
         frequency_penalty: given.frequency_penalty.unwrap_or(default.frequency_penalty),
-        logit_bias: given.logit_bias.into_iter().flatten().collect(),
+        logit_bias,
         logprobs: given.logprobs,
         seed: given.seed.unwrap_or(default.seed),
         stop: given.stop.unwrap_or_default(),

@@ -49,8 +49,8 @@ everywhere(
       assert.equal(streamedBytes, undefined);
       assert.ok(memory.streamedBytes > weightsBytes / 4 && memory.streamedBytes < weightsBytes, JSON.stringify(memory));
       assert.ok(memory.totalBytes <= memoryLimit, `${memory.totalBytes} of ${memoryLimit}`);
-      assert.deepEqual(notices, ["layers_streamed"]);
-      assert.deepEqual([refused[0], /all of whose layers are in memory/.test(refused[1])], ["option", true], refused[1]);
+      assert.deepEqual(notices, ["weights_in_files"]);
+      assert.deepEqual([refused[0], /all of whose weights are in memory/.test(refused[1])], ["option", true], refused[1]);
     }
   },
   (place) => ({ source: `${published(place, "streamed", { "stories.gguf": stories })}stories.gguf`, devices: devicesIn(place), prompts: PROMPTS }),
@@ -89,7 +89,7 @@ everywhere(
     assert.equal(picked, expected);
     if (place === "Chromium") {
       assert.deepEqual([unkept, kept, second, still, freed], ["memory", expected, expected, expected, true]);
-      assert.deepEqual([removed[0], /reads layers from it/.test(removed[1])], ["storage", true], removed[1]);
+      assert.deepEqual([removed[0], /reads weights from it/.test(removed[1])], ["storage", true], removed[1]);
     }
   },
   (place) => ({ source: `${published(place, "again", { "stories.gguf": stories })}stories.gguf`, place, bytes: stories.toString("base64") }),

@@ -70,7 +70,10 @@ export async function finish(files: readonly ModelFile[], signal: AbortSignal): 
   }
 }
 
-/** The files of a model once more, for layers that passes read again. Nothing is downloaded for that, and kept copies stay while they are open. */
+/** Bytes of a file that are read at a time for a pass: WASM's memory holds a copy meanwhile. */
+const READ_BYTES = 4 << 20;
+
+/** The files of a model once more, for weights that passes read again. Nothing is downloaded for that, and kept copies stay while they are open. */
 export class FilesAgain {
   readonly #openAgain: () => Promise<ModelFile[]>;
   readonly #freed = new AbortController();
@@ -86,7 +89,7 @@ export class FilesAgain {
         return again;
       }
       await Promise.all(again.map((file) => file.close(false)));
-      throw new TilewrightError("storage", `${changed?.name ?? "a file"} is not here as it was loaded, and layers that memory has no room for are read from it`);
+      throw new TilewrightError("storage", `${changed?.name ?? "a file"} is not here as it was loaded, and weights that memory has no room for are read from it`);
     };
   }
 
@@ -95,8 +98,9 @@ export class FilesAgain {
     this.#files = await this.#openAgain();
   }
 
-  /** Some bytes of a file from an offset on. */
-  readonly read = async (file: number, offset: number): Promise<Uint8Array | undefined> => this.#files[file]?.read(offset);
+  /** Bytes of a file from an offset on, so many at most. */
+  readonly read = async (file: number, offset: number, length: number): Promise<Uint8Array | undefined> =>
+    this.#files[file]?.bytes(offset, Math.min(length, READ_BYTES));
 
   close(): void {
     this.#freed.abort();

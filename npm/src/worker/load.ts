@@ -31,7 +31,7 @@ export interface Streaming<T extends Streamed> {
   prepare(loader: Loader<T>, device: Device, caller: Caller): Promise<void>;
   /** What is added to it then, and looked at. `copies`: those of earlier loads that it was read from. */
   complete(loaded: T, asked: Asked, copies: KeptCopy[]): Promise<void>;
-  /** Whether its passes read layers from the files. */
+  /** Whether its passes read weights from the files. */
   streams?(loaded: T): boolean;
 }
 
@@ -58,15 +58,16 @@ export function modelRecipe(request: ModelRequest): Recipe<Model> {
       }
     },
     complete: async (model, asked) => {
-      if (model.streamedBytes() > 0) {
-        const gigabytes = (model.streamedBytes() / 1e9).toPrecision(2);
-        asked.caller.notify("layers_streamed", `memory has no room for all layers; each pass reads ${gigabytes} GB of them from the model's files`);
+      const streamedBytes = model.streamedBytes();
+      if (streamedBytes !== undefined) {
+        const what = streamedBytes === 0 ? "the rows of its tokens" : `${(streamedBytes / 1e9).toPrecision(2)} GB`;
+        asked.caller.notify("weights_in_files", `memory has no room for all weights; each pass reads ${what} from the model's files`);
       }
       if (request.adapter !== undefined) {
         await useAdapter(model, { ...request, ...request.adapter }, asked);
       }
     },
-    streams: (model) => model.streamedBytes() > 0,
+    streams: (model) => model.streamedBytes() !== undefined,
   };
 }
 
@@ -205,7 +206,7 @@ export interface Loaded<T extends Streamed> {
   fileBytes: number;
   /** Kept copies that it was loaded from. */
   copies: KeptCopy[];
-  /** The files that passes may read layers from. */
+  /** The files that passes may read weights from. */
   again: FilesAgain | undefined;
 }
 

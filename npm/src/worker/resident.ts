@@ -19,7 +19,7 @@ export abstract class Resident<T extends Loadable> extends Held {
   protected readonly caller: Caller;
   readonly fileBytes: number;
   protected loaded: T;
-  /** What its passes may read layers from. */
+  /** What its passes may read weights from. */
   #again: Loaded<T>["again"];
   /** What was lost with a device, while something may still hold it. */
   protected lost: { free(): void }[] = [];
