@@ -95,6 +95,10 @@ fn completions_and_manual_pages_have_all_of_the_command_line() {
         assert!(missing.is_empty(), "{shell}: {missing:?}");
     }
     fails(&["completions", "sh"], 2, &["invalid value 'sh'", "bash"]);
+    // With nothing of these a server could answer nobody.
+    for flag in ["--max-connections", "--max-body", "--max-bodies", "--answer-time"] {
+        fails(&["serve", flag, "0"], 2, &["invalid value '0'", flag, "1"]);
+    }
 
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("cli-man");
     assert!(told(&["man", "--dir", folder.to_str().unwrap()]).is_empty());

@@ -179,21 +179,29 @@ struct LimitArgs {
     #[arg(long, short = 'n', value_name = "N")]
     max_tokens: Option<usize>,
     /// Seconds after which an answer is cut off.
-    #[arg(long, default_value_t = 600, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     answer_time: u64,
     /// Bytes of a request's body, such as 8M.
-    #[arg(long, default_value = "8M", value_parser = parse_bytes, value_name = "BYTES")]
+    #[arg(long, default_value = "8M", value_parser = parse_some_bytes, value_name = "BYTES")]
     max_body: u64,
     /// Bytes of the bodies of all requests at a time, without the first 64 KiB of each; what is beyond is refused with status 429.
     /// Eight times --max-body if absent.
-    #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
+    #[arg(long, value_parser = parse_some_bytes, value_name = "BYTES")]
     max_bodies: Option<u64>,
     /// Connections at a time. For a further one, the one ends that has waited longest for its client.
-    #[arg(long, default_value_t = 512, value_name = "N")]
+    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_connections: u16,
     /// Seconds that answers in progress have once the server is told to end.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     drain: u64,
+}
+
+/// As [`parse_bytes`], of what nothing could be asked without.
+fn parse_some_bytes(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        0 => Err("expected 1 byte or more".into()),
+        bytes => Ok(bytes),
+    }
 }
 
 /// What loads models: each device is opened once, and again after it was lost.
@@ -493,7 +501,7 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let limits = Limits {
         body_bytes: max_body.try_into().unwrap_or(usize::MAX),
         bodies_bytes: max_bodies.unwrap_or(max_body.saturating_mul(8)).try_into().unwrap_or(usize::MAX),
-        connections: usize::from(max_connections.max(1)),
+        connections: usize::from(max_connections),
         max_tokens,
         answer_time: Duration::from_secs(answer_time),
         drain: Duration::from_secs(drain),

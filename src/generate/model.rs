@@ -421,7 +421,7 @@ impl Model {
         ids: &[u32],
     ) -> Result<(), Error> {
         match self.row_tables() {
-            Some(tables) => tables.fetch(device, io, position, ids).await,
+            Some(tables) => Box::pin(tables.fetch(device, io, position, ids)).await,
             None => Ok(()),
         }
     }

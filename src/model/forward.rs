@@ -35,8 +35,8 @@ pub struct Transformer {
     n_pos: u32,
     /// The layers that it computes: all of them, unless two devices share them.
     layers: Range<u32>,
-    /// Whether the host fetches rows of its tables of tokens for each pass; see [`Transformer::row_tables`].
-    fetches_rows: bool,
+    /// Tables of tokens that are not on the device: the host fetches their rows for each pass.
+    fetched: Vec<&'static str>,
 }
 
 /// Where the tokens of a pass stand, and what they see.
@@ -90,7 +90,7 @@ impl Transformer {
         };
         let ropes = config.ropes.iter().map(table).collect::<Result<_, _>>()?;
         let layers = 0..config.n_layers();
-        Ok(Transformer { config, weights, ropes, n_pos, layers, fetches_rows: false })
+        Ok(Transformer { config, weights, ropes, n_pos, layers, fetched: Vec::new() })
     }
 
     /// The part of it that computes these layers, which follow each other.
@@ -129,12 +129,13 @@ impl Transformer {
 
     /// The same, for which the host fetches rows of [`Transformer::row_tables`], so that these are not on the device.
     pub(crate) fn fetching_rows(self) -> Transformer {
-        Transformer { fetches_rows: true, ..self }
+        let fetched = self.row_tables().map(|(name, _)| name).collect();
+        Transformer { fetched, ..self }
     }
 
     /// The tables of which the host fetches rows.
     pub(crate) fn fetched_tables(&self) -> impl Iterator<Item = (&'static str, &Matrix)> {
-        self.row_tables().filter(|_| self.fetches_rows)
+        self.row_tables().filter(|(name, _)| self.fetched.contains(name))
     }
 
     /// Declares room for the rows that the host fetches for passes of up to `max_pass` tokens.
@@ -151,7 +152,7 @@ impl Transformer {
     }
 
     fn reads(&self, name: &str) -> bool {
-        if self.fetched_tables().any(|(table, _)| table == name) {
+        if self.fetched.contains(&name) {
             return false;
         }
         match layer_of(name) {
@@ -176,7 +177,7 @@ impl Transformer {
             ropes: self.ropes.clone(),
             n_pos: self.n_pos,
             layers: self.layers(),
-            fetches_rows: self.fetches_rows,
+            fetched: self.fetched.clone(),
         }
     }
 

@@ -444,6 +444,7 @@ fn responses_are_the_same_whole_and_as_events() {
         "max_output_tokens": 12, "temperature": 0,
     });
     let whole = done(shared(), "/v1/responses", asked.clone()).json();
+    assert_eq!(whole["top_p"], json!(0.95));
     assert_eq!(
         (&whole["status"], &whole["incomplete_details"]["reason"]),
         (&json!("incomplete"), &json!("max_output_tokens"))
