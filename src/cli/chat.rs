@@ -117,7 +117,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
     let mut request = ChatRequest { options, prefill: args.prefill.clone(), ..args.told.request()? };
     let interrupt = Interrupt::install()?;
-    let mut recovery = args.device.recovery(args.model.as_deref(), &args.sampling.guess);
+    let mut recovery = args.device.recovery(args.model.as_deref(), &args.sampling.guess, None);
     let session = recovery.load(&args.device.open()?)?.session()?;
     let model = chat_model(session.model(), args)?;
     #[cfg(feature = "grammar")]

@@ -20,7 +20,7 @@ use tilewright::{ChatModel, ChatRequest};
 use tilewright::{Counters, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
 use super::answer::Answer;
-use super::guess::{self, GuessArgs};
+use super::guess::{self, DraftArgs, GuessArgs};
 use super::lora::LoraArgs;
 use super::lost::each_piece;
 use super::parallel::{self, ParallelArgs};
@@ -328,8 +328,14 @@ impl ModelArgs {
         self.lora.added_to(model)
     }
 
-    /// What loads the model onto the device, with a progress bar, and again when the device is lost.
-    pub fn recovery<'a>(&'a self, path: Option<&'a Path>, guess: &GuessArgs) -> Recovery<'a, Model> {
+    /// What loads the model onto the device, with a progress bar, and again when the device is lost. `draft`: what loads the model
+    /// that guesses for an engine of it.
+    pub fn recovery<'a>(
+        &'a self,
+        path: Option<&'a Path>,
+        guess: &GuessArgs,
+        draft: Option<&'a DraftArgs>,
+    ) -> Recovery<'a, Model> {
         let further_tokens = guess.mtp > 0;
         // What its opening had to say was said at the first time.
         let open = move || self.device.choose();
@@ -342,7 +348,11 @@ impl ModelArgs {
                     "notice: the model has no table of which rows alone are read; --stream-rows leaves nothing in the file"
                 );
             }
-            self.lora.added_to(model)
+            let model = self.lora.added_to(model)?;
+            match draft {
+                Some(draft) => draft.load_with(model),
+                None => Ok(model),
+            }
         };
         Recovery::new(open, load, |notice| eprintln!("notice: {notice}"))
     }
@@ -447,11 +457,11 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         None => prompt(args)?,
     };
     let encoding = EncodeOptions { add_special: true, parse_special: args.parse_special };
-    let mut recovery = args.model.recovery(path, &args.sampling.guess);
+    let draft = &args.sampling.guess.draft;
+    let of_engine = args.parallel.parallel.map(|_| draft);
+    let mut recovery = args.model.recovery(path, &args.sampling.guess, of_engine);
     let model = recovery.load(&args.model.open()?)?;
     if let Some(n_at_once) = args.parallel.parallel {
-        let draft = &args.sampling.guess.draft;
-        let model = draft.load_with(model)?;
         return parallel::run(&model, &mut recovery, (n_at_once, draft.n()), (&prompt, encoding), &options, args.json);
     }
     let mut session = model.session()?;
@@ -459,7 +469,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     let mut reader = args.tools.reader(session.model(), &prompt, &mut options, args.sampling.guess.is_asked_for())?;
     #[cfg(not(all(feature = "chat", feature = "grammar")))]
     let mut reader: Option<AnswerReader> = None;
-    let mut draft = args.sampling.guess.draft.load_session(session.model())?;
+    let mut draft = draft.load_session(session.model())?;
     let before = counters_of(session.model());
     let prompt_ids = match &args.prompt_ids {
         Some(ids) => ids.clone(),
