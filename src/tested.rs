@@ -59,9 +59,9 @@ impl Tested {
 
     /// Labels of all variants that compute wrongly.
     pub fn banned(&self) -> BTreeSet<&'static str> {
-        // One by one: `collect` would sort them, by code of its own.
+        // `collect` sorts first, by 5 KB of code of its own.
         let mut labels = BTreeSet::new();
-        self.lock().banned.keys().for_each(|&label| _ = labels.insert(label));
+        labels.extend(self.lock().banned.keys().copied());
         labels
     }
 

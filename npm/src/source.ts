@@ -30,7 +30,7 @@ export interface ModelFile {
   readonly size: number | undefined;
   /** Whether all of it is from a copy that an earlier load kept. */
   readonly isKept?: boolean;
-  /** Whether its bytes can be read again once it was read: it is a file of this machine, or a copy of it is kept. */
+  /** Whether its bytes can be read again after the load: it is a file of this machine, or a copy of it is kept. */
   readonly isLocal: boolean;
   /** Where the bytes come from at the moment. */
   readonly phase: Progress["phase"];
@@ -38,7 +38,7 @@ export interface ModelFile {
   readonly arrived: number;
   /** The bytes from `offset` on, some of them, or nothing at the end of the file. */
   read(offset: number): Promise<Uint8Array | undefined>;
-  /** So many bytes from `offset` on, or those up to the end, of a file that is on this machine. */
+  /** `length` bytes from `offset` on, fewer at the end, of a file that is local. */
   bytes(offset: number, length: number): Promise<Uint8Array>;
   /** Reads what is left, so that the file can be kept and its digest compared. */
   finish(): Promise<void>;

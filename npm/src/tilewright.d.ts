@@ -54,7 +54,7 @@ export type ReadFile = (file: number, offset: number, length: number) => Promise
 
 export class Loader<Loaded> {
   private constructor();
-  /** `read` gives bytes of a file from an offset on, when all files were pushed: for what memory has no room for. */
+  /** `read` gives bytes of a file, after all files were pushed, for weights that do not fit in memory. */
   static model(device: Device, files: FileInfo[], options: ModelSettings, read: ReadFile | undefined): Loader<Model>;
   static embedder(device: Device, files: FileInfo[], options: EmbedderSettings): Loader<Embedder>;
   static reranker(device: Device, files: FileInfo[], options: RerankerSettings): Loader<Reranker>;

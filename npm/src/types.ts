@@ -90,7 +90,7 @@ export interface ModelReport {
   memory: { gpu?: MemoryForecast; cpu?: MemoryForecast };
   /**
    * `true`, or a sentence that says why not. `gpu` and `cpu`: whether it can be loaded there, as far as limits are known: nobody tells how
-   * much memory a graphics card has; it may be that some weights stay in the files (notice `weights_in_files`). `storage`: whether the browser has room to keep it.
+   * much memory a graphics card has; some weights may stay in the files (notice `weights_in_files`). `storage`: whether the browser has room to keep it.
    */
   fits: { gpu?: true | string; cpu?: true | string; storage: true | string };
 }

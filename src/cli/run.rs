@@ -328,8 +328,8 @@ impl ModelArgs {
         self.lora.added_to(model)
     }
 
-    /// What loads the model onto the device, with a progress bar, and again when the device is lost. `draft`: what loads the model
-    /// that guesses for an engine of it.
+    /// What loads the model onto the device, with a progress bar, and again when the device is lost. `draft`: the draft
+    /// model of an engine, which is loaded with it.
     pub fn recovery<'a>(
         &'a self,
         path: Option<&'a Path>,

@@ -196,7 +196,7 @@ struct LimitArgs {
     drain: u64,
 }
 
-/// As [`parse_bytes`], of what nothing could be asked without.
+/// As [`parse_bytes`], but refuses 0.
 fn parse_some_bytes(text: &str) -> Result<u64, String> {
     match parse_bytes(text)? {
         0 => Err("expected 1 byte or more".into()),

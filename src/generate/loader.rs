@@ -18,11 +18,11 @@ impl Model {
     /// # Errors
     /// [`Error::Config`] if there are no files.
     pub fn loader(device: &Device, files: Vec<FileName>, options: LoadOptions<'_>) -> Result<Loader<Model>, Error> {
-        let options = without_progress(options);
+        let options = of_pieces(options);
         Loader::new(device, files, move |device, header, _| Model::declare(device, header, None, &options()))
     }
 
-    /// The same; `read` reads the files again for passes, once all of them are there, if they leave layers in them.
+    /// The same. Passes call `read` for weights that stay in the files.
     #[cfg(all(target_arch = "wasm32", feature = "web"))]
     pub(crate) fn loader_reading(
         device: &Device,
@@ -30,35 +30,25 @@ impl Model {
         options: LoadOptions<'_>,
         read: ReadFile,
     ) -> Result<Loader<Model>, Error> {
-        let options = without_progress(options);
+        let options = of_pieces(options);
         Loader::new(device, files, move |device, header, numbers| {
             Model::declare(device, header, Some(&WeightFiles::new(read, numbers)), &options())
         })
     }
 }
 
-/// Those that hold for a model whose files arrive piece by piece, on whatever thread.
-fn without_progress(options: LoadOptions<'_>) -> impl Fn() -> LoadOptions<'static> + MaybeSend + use<> {
-    let LoadOptions {
-        context_length,
-        fit_context,
-        memory_limit,
-        stream_layers,
-        max_pass,
-        kv_type,
-        exact,
-        further_tokens,
-        ..
-    } = options;
+/// The options that apply where files arrive piece by piece. The callback for progress is not among them: it could not go to another
+/// thread, where a loader may.
+fn of_pieces(options: LoadOptions<'_>) -> impl Fn() -> LoadOptions<'static> + MaybeSend + use<> {
     move || LoadOptions {
-        context_length,
-        fit_context,
-        memory_limit,
-        stream_layers,
-        max_pass,
-        kv_type,
-        exact,
-        further_tokens,
+        context_length: options.context_length,
+        fit_context: options.fit_context,
+        memory_limit: options.memory_limit,
+        stream_layers: options.stream_layers,
+        max_pass: options.max_pass,
+        kv_type: options.kv_type,
+        exact: options.exact,
+        further_tokens: options.further_tokens,
         ..LoadOptions::default()
     }
 }

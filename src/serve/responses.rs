@@ -67,7 +67,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         "text": or("text", json!({"format": {"type": "text"}})),
         "tool_choice": or("tool_choice", "auto".into()),
         "tools": functions_of(fields),
-        // As it is written: as an f64 it would be 0.949999988.
+        // From its decimal digits: widened to an f64 it would be 0.949999988.
         "top_p": or("top_p", GenerateOptions::default().top_p.to_string().parse().unwrap_or(Json::Null)),
         "truncation": "disabled",
     });

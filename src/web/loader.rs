@@ -64,8 +64,8 @@ impl Wanted {
 #[wasm_bindgen]
 impl Loader {
     /// A loader of a [`Model`]. `files`: `{ name, size? }[]`; `options`: `{ contextLength?, fitContext?, kvType?, memoryLimit? }`.
-    /// `read(file, offset, length)` promises bytes of a file, so many at most, once all of them were pushed: layers that memory has no room for
-    /// are read by it in each pass.
+    /// `read(file, offset, length)` promises at most `length` bytes of a file, after all files were pushed. Passes call it for weights that
+    /// do not fit in memory.
     pub fn model(device: &Device, files: JsValue, options: JsValue, read: Option<Function>) -> Result<Loader, JsValue> {
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]

@@ -485,9 +485,9 @@ pub(super) fn read_options(value: JsValue) -> Result<(GenerateOptions, Vec<u32>)
     }
     let given: Option<Options> = from_js("options", value)?;
     let (given, default) = (given.unwrap_or_default(), GenerateOptions::default());
-    // One by one: `collect` would sort them, by code of its own.
+    // `collect` sorts first, by 5 KB of code of its own.
     let mut logit_bias = default.logit_bias.clone();
-    given.logit_bias.into_iter().flatten().for_each(|(id, bias)| _ = logit_bias.insert(id, bias));
+    logit_bias.extend(given.logit_bias.into_iter().flatten());
     let options = GenerateOptions {
         max_tokens: given.max_tokens.unwrap_or(default.max_tokens),
         temperature: given.temperature.unwrap_or(default.temperature),

@@ -73,32 +73,38 @@ export async function finish(files: readonly ModelFile[], signal: AbortSignal): 
 /** Bytes of a file that are read at a time for a pass: WASM's memory holds a copy meanwhile. */
 const READ_BYTES = 4 << 20;
 
-/** The files of a model once more, for weights that passes read again. Nothing is downloaded for that, and kept copies stay while they are open. */
+/** The files of a model, opened once more for weights that do not fit in memory. Nothing is downloaded, and kept copies stay while they are open. */
 export class FilesAgain {
-  readonly #openAgain: () => Promise<ModelFile[]>;
+  readonly #request: FilesRequest;
+  readonly #extras: readonly string[];
+  readonly #caller: Caller;
+  readonly #loaded: readonly ModelFile[];
   readonly #freed = new AbortController();
   #files: readonly ModelFile[] = [];
 
-  /** `files`: what the model is loaded from. */
-  constructor(request: FilesRequest, extras: readonly string[], caller: Caller, files: readonly ModelFile[]) {
+  /** `loaded`: what the model is loaded from. */
+  constructor(request: FilesRequest, extras: readonly string[], caller: Caller, loaded: readonly ModelFile[]) {
     const { pins: _, ...source } = request.source;
-    this.#openAgain = async () => {
-      const again = await open({ ...request, source }, extras, { caller, signal: this.#freed.signal }, [], () => {}, { peek: true });
-      const changed = again.find(({ name, size, url, isKept }, i) => name !== files[i]?.name || size !== files[i]?.size || (url !== undefined && isKept !== true));
-      if (changed === undefined && again.length === files.length) {
-        return again;
-      }
-      await Promise.all(again.map((file) => file.close(false)));
-      throw new TilewrightError("storage", `${changed?.name ?? "a file"} is not here as it was loaded, and weights that memory has no room for are read from it`);
-    };
+    this.#request = { ...request, source };
+    this.#extras = extras;
+    this.#caller = caller;
+    this.#loaded = loaded;
   }
 
   /** Opens them, once nobody writes to the kept copies any more. */
   async open(): Promise<void> {
-    this.#files = await this.#openAgain();
+    const asked = { caller: this.#caller, signal: this.#freed.signal };
+    this.#files = await open(this.#request, this.#extras, asked, [], () => {}, { peek: true });
+    const isSame = ({ name, size, url, isKept }: ModelFile, i: number): boolean =>
+      name === this.#loaded[i]?.name && size === this.#loaded[i]?.size && (url === undefined || isKept === true);
+    const changed = this.#files.find((file, i) => !isSame(file, i));
+    if (changed !== undefined || this.#files.length !== this.#loaded.length) {
+      this.close();
+      throw new TilewrightError("storage", `${changed?.name ?? "a file"} has changed or is no longer stored; weights that do not fit in memory are read from it`);
+    }
   }
 
-  /** Bytes of a file from an offset on, so many at most. */
+  /** At most `length` bytes of a file from `offset` on. */
   readonly read = async (file: number, offset: number, length: number): Promise<Uint8Array | undefined> =>
     this.#files[file]?.bytes(offset, Math.min(length, READ_BYTES));
 

@@ -118,7 +118,7 @@ export class TextResident extends Resident<Model> {
     }
     const digest = this.loaded.digest();
     if (digest === undefined) {
-      throw new TilewrightError("option", "saveSession is for a model all of whose weights are in memory, and passes of this one read some from its files");
+      throw new TilewrightError("option", "saveSession needs a model all of whose weights are in memory; this one reads some from its files");
     }
     if (!this.request.cache) {
       throw new TilewrightError("option", "saveSession needs the browser's storage, and the model was loaded with `cache: false`");
