@@ -16,7 +16,7 @@ mod options;
 mod pages;
 mod passes;
 mod queue;
-mod sequence;
+mod running;
 mod stage;
 mod stream;
 #[cfg(not(target_arch = "wasm32"))]

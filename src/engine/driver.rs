@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use web_time::Instant;
 
-use super::ahead::Ahead;
+use super::ahead::{Ahead, Run};
 use super::guesses::Guesses;
 use super::options::EngineOptions;
 use super::pages::Pages;
 use super::passes::{Passes, RowsForm, Sizes};
 use super::queue::{EngineState, EngineStats, Shared, Waiting};
-use super::sequence::Sequence;
+use super::running::Running;
 use super::stream::Teller;
 #[cfg(not(target_arch = "wasm32"))]
 use super::watchdog::Watchdog;
 use crate::device::Device;
 use crate::error::Error;
-use crate::generate::{Model, StopReason};
-use crate::kernels::{NON_FINITE, PAGE, Sampling, mask_words};
+use crate::generate::{Model, StopReason, judge};
+use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
 use crate::loss::LossReason;
 use crate::model::{Drawing, Sampler};
 use crate::panics::{caught, caught_in};
@@ -43,7 +43,7 @@ pub struct Driver {
     /// Places among states and tokens that no sequence has.
     slots: Vec<u32>,
     /// In the order in which they began.
-    running: Vec<Sequence>,
+    running: Vec<Running>,
     /// Passes over rows that were submitted and not read.
     ahead: Ahead,
     /// Tokens so far.
@@ -59,7 +59,7 @@ impl Drop for Driver {
     fn drop(&mut self) {
         let reason = self.stopped.take().unwrap_or_else(|| "its driver is gone".into());
         let n_failed = self.running.len() as u64;
-        for Sequence { teller, .. } in self.running.drain(..) {
+        for Running { teller, .. } in self.running.drain(..) {
             teller.fail(Error::Stopped { reason: reason.clone() });
         }
         self.shared.update(self.number, 0, |stats| {
@@ -289,7 +289,7 @@ impl Driver {
         self.guesses = Guesses::default();
         self.guesses = Guesses::of(&self.model, &self.options)?;
         self.passes = make_passes(&self.model, &self.options, self.passes.n_pages() - 1, self.guesses.plan())?;
-        self.running.iter_mut().for_each(Sequence::lose_pages);
+        self.running.iter_mut().for_each(Running::lose_pages);
         for i in (0..self.running.len()).rev() {
             if let Some(error) = self.model.adapted_by(self.running[i].request.adapter.as_deref()).err() {
                 self.fail_one(i, error);
@@ -302,13 +302,13 @@ impl Driver {
     }
 
     /// Has those sequences wait for pages again, with their tokens, that do not go on: the oldest of them is the next to begin.
-    fn keep_running(&mut self, mut goes_on: impl FnMut(&mut Sequence, &mut Pages) -> bool) {
+    fn keep_running(&mut self, mut goes_on: impl FnMut(&mut Running, &mut Pages) -> bool) {
         let pages = &mut self.pages;
         let over = self.running.extract_if(.., |sequence| !goes_on(sequence, pages)).collect::<Vec<_>>();
         over.into_iter().rev().for_each(|sequence| self.put_back(sequence));
     }
 
-    fn put_back(&mut self, sequence: Sequence) {
+    fn put_back(&mut self, sequence: Running) {
         self.slots.push(sequence.slot);
         let waiting = sequence.wait(&mut self.pages);
         self.update(|_| {});
@@ -370,7 +370,7 @@ impl Driver {
         self.ahead = Ahead::default();
         let n_panics = u64::from(matches!(error, Error::Panic { .. }));
         let n_failed = self.running.len() as u64;
-        for Sequence { teller, .. } in self.running.drain(..) {
+        for Running { teller, .. } in self.running.drain(..) {
             teller.fail(copy_of(error));
         }
         self.pages = new_pages(&self.model, &self.options, &self.passes);
@@ -388,7 +388,7 @@ impl Driver {
         self.update(|stats| stats.n_failed += 1);
     }
 
-    fn leave(&mut self, sequence: Sequence) -> Teller {
+    fn leave(&mut self, sequence: Running) -> Teller {
         self.slots.push(sequence.slot);
         sequence.end(&mut self.pages)
     }
@@ -416,7 +416,7 @@ impl Driver {
     async fn compute_all(&mut self) -> Result<(), Error> {
         self.drop_over();
         // Sequences begin where no pass has the rows of others.
-        if self.ahead.is_empty() {
+        if self.ahead.in_flight.is_empty() {
             self.admit().await?;
             self.compute_prompt().await?;
             self.submit_rows().await?;
@@ -424,8 +424,8 @@ impl Driver {
         self.run_ahead().await?;
         self.read_rows().await?;
         // What is in flight may be of nobody any more.
-        if self.running.iter().all(|sequence| !self.ahead.rows.contains(&sequence.slot)) {
-            self.ahead.forget();
+        if self.running.iter().all(|sequence| !self.ahead.has(sequence.slot)) {
+            self.ahead.in_flight.clear();
         }
         Ok(())
     }
@@ -475,7 +475,7 @@ impl Driver {
                 self.update(|stats| stats.n_finished += 1);
                 continue;
             }
-            match Sequence::begin(&self.model, waiting, slot, &mut self.pages) {
+            match Running::begin(&self.model, waiting, slot, &mut self.pages) {
                 Ok(mut sequence) => {
                     self.slots.pop();
                     let taken_up = self.take_up(&mut sequence).await;
@@ -500,7 +500,7 @@ impl Driver {
     }
 
     /// Brings a sequence to where what it has in common with earlier ones ends. False if it has to wait for pages again.
-    async fn take_up(&mut self, sequence: &mut Sequence) -> Result<bool, Error> {
+    async fn take_up(&mut self, sequence: &mut Running) -> Result<bool, Error> {
         // Before another page takes the copy's place.
         if let Some(copy) = sequence.copy.take() {
             self.passes.restore_states(copy, sequence.slot)?;
@@ -548,7 +548,7 @@ impl Driver {
 
     /// Computes the next part of the first prompt that is not computed.
     async fn compute_prompt(&mut self) -> Result<(), Error> {
-        let others_wait = self.running.iter().any(Sequence::is_ready);
+        let others_wait = self.running.iter().any(Running::is_ready);
         let most = if others_wait { BESIDE.min(self.passes.max_pass()) } else { self.passes.max_pass() };
         let Some(at) = self.running.iter().position(|sequence| !sequence.is_ready()) else { return Ok(()) };
         let n_tokens = self.running[at].next_len(most as usize, n_copies(&self.model, &self.options).is_some());
@@ -562,7 +562,8 @@ impl Driver {
         passes.compute_prompt((model, adapted), row.clone(), &ids).await?;
         #[cfg(not(target_arch = "wasm32"))]
         if passes.has_further() {
-            passes.follow_prompt(model, row, sequence.came_next(ids.len())).await?;
+            let came_next = sequence.came_next(row.pos as usize, ids.len());
+            passes.follow_prompt(model, row, came_next).await?;
         }
         sequence.computed_prompt(ids.len(), pages);
         keep_states(passes, pages, sequence)?;
@@ -624,6 +625,7 @@ impl Driver {
         };
         let device = model.device();
         let mut rows = Vec::with_capacity(n_rows);
+        let mut runs = Vec::with_capacity(ready.len());
         let mut settings: Vec<Sampling> = Vec::with_capacity(n_rows);
         let mut broken = HashMap::new();
         // Of a row whose text may go on with any token.
@@ -633,6 +635,8 @@ impl Driver {
             let (row, sequence) = (rows.len(), &mut running[i]);
             sequence.make_room(sequence.n_rows() + guesses.len(), pages)?;
             rows.extend(sequence.rows(guesses));
+            let (slot, pos) = (sequence.slot, sequence.n_cached());
+            runs.push(Run { slot, pos, n_rows: sequence.n_rows(), n_guesses: guesses.len() });
             settings.resize(rows.len(), sequence.sampling());
             if sequence.penalizes() {
                 // Those that are chosen join them on the device.
@@ -668,17 +672,25 @@ impl Driver {
             device.write(&passes.rows().sampling, 0, bytemuck::cast_slice::<_, u32>(&settings))?;
         }
         let form = RowsForm { sampler, has_runs: n_rows > ready.len() };
-        self.ahead.begin(rows.iter().map(|row| (row.slot, row.token)), form, adapter, broken);
+        let ids = rows.iter().map(|row: &StateRow| row.token).collect();
+        let Ahead { in_flight, mut pace, .. } = std::mem::take(&mut self.ahead);
+        pace.pause();
+        self.ahead = Ahead { runs, ids, form, adapter, broken, in_flight, pace };
         passes.set_rows(model, rows).await?;
         self.update(|stats| stats.drafted_tokens += n_guesses as u64);
-        self.submit_pass().await
+        self.submit_pass(Running::submitted_rows).await
     }
 
-    /// Submits the pass over the rows of those that are in flight.
-    async fn submit_pass(&mut self) -> Result<(), Error> {
-        let Driver { model, passes, ahead, .. } = self;
+    /// Submits the pass over the rows of those that are in flight, and has their sequences know of it.
+    async fn submit_pass(&mut self, submitted: impl Fn(&mut Running, usize)) -> Result<(), Error> {
+        let Driver { model, passes, running, ahead, .. } = self;
         let adapted = model.adapted_by(ahead.adapter.as_deref())?;
-        ahead.submitted(passes.submit_rows((model, adapted), ahead.rows.len() as u32, ahead.form).await?);
+        ahead.in_flight.push(passes.submit_rows((model, adapted), ahead.ids.len() as u32, ahead.form).await?, true);
+        for run in &ahead.runs {
+            if let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == run.slot) {
+                submitted(sequence, run.n_guesses);
+            }
+        }
         Ok(())
     }
 
@@ -686,29 +698,28 @@ impl Driver {
     /// it busy, while each sequence surely goes on and the host has nothing to say before.
     async fn run_ahead(&mut self) -> Result<(), Error> {
         while self.may_run_ahead() {
-            let n = self.ahead.len() + 1;
-            self.make_free(self.running.iter().map(|sequence| sequence.pages_for(n)).sum()).await?;
+            self.make_free(self.running.iter().map(|sequence| sequence.pages_for(1)).sum()).await?;
             let Driver { passes, pages, running, ahead, .. } = self;
-            for (row, &slot) in ahead.rows.iter().enumerate() {
-                let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == slot) else { continue };
+            for (row, run) in ahead.runs.iter().enumerate() {
+                let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == run.slot) else { continue };
                 let n_before = sequence.pages().len();
-                sequence.make_room(n, pages)?;
+                sequence.make_room(1, pages)?;
                 for (at, &page) in sequence.pages().iter().enumerate().skip(n_before) {
                     passes.set_page(row, at, page)?;
                 }
             }
-            self.submit_pass().await?;
+            self.submit_pass(|sequence, _| sequence.submitted_ahead()).await?;
             self.update(|stats| stats.n_ahead_passes += 1);
         }
         Ok(())
     }
 
     fn may_run_ahead(&self) -> bool {
-        let n = self.ahead.len();
+        let n = self.ahead.in_flight.len();
         // Of those that wait the next one is to begin at once.
         let others_wait =
-            self.running.len() != self.ahead.rows.len() || (!self.slots.is_empty() && self.shared.has_waiting());
-        (1..self.ahead.depth()).contains(&n)
+            self.running.len() != self.ahead.runs.len() || (!self.slots.is_empty() && self.shared.has_waiting());
+        (1..self.ahead.pace.depth()).contains(&n)
             && self.model.runs_ahead()
             && !self.ahead.form.sampler.mask
             && !self.ahead.form.has_runs
@@ -719,15 +730,14 @@ impl Driver {
 
     /// Waits for the tokens of the oldest pass in flight, and has the texts go on with them.
     async fn read_rows(&mut self) -> Result<(), Error> {
-        if self.ahead.is_empty() {
+        if self.ahead.in_flight.is_empty() {
             return Ok(());
         }
         let Driver { model, passes, running, ahead, guesses, .. } = self;
         guesses.begin_read();
         let device = model.device();
-        let wants_logits = running
-            .iter()
-            .any(|sequence| sequence.request.options.logprobs.is_some() && ahead.rows.contains(&sequence.slot));
+        let wants_logits =
+            running.iter().any(|sequence| sequence.request.options.logprobs.is_some() && ahead.has(sequence.slot));
         // None is submitted after it while these are wanted.
         let logits: Vec<f32> = if wants_logits { device.read(&passes.rows().logits).await? } else { Vec::new() };
         let chosen = ahead.next().await?;
@@ -736,24 +746,20 @@ impl Driver {
         let context_length = model.context_length() as usize;
         let mut over: Vec<(u32, Result<StopReason, Error>)> = Vec::new();
         let mut broken = std::mem::take(&mut ahead.broken);
-        let keeps_states = model.config().is_recurrent();
         let (mut n_generated, mut n_accepted) = (0, 0);
         let mut end = 0;
-        for of_one in ahead.rows.chunk_by(|slot, next| slot == next) {
-            let (slot, first) = (of_one[0], end);
-            end = first + of_one.len();
+        for &Run { slot, pos, n_rows, n_guesses } in &ahead.runs {
+            let (first, first_guess) = (end, end + n_rows);
+            end = first_guess + n_guesses;
             // Its text may have ended meanwhile.
             let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == slot) else { continue };
-            let first_guess = first + sequence.n_rows();
-            let mut n_right = sequence.n_rows() - 1;
-            for row in first_guess - 1..end {
-                // After a guess that is wrong nothing counts.
-                if row >= first_guess && chosen[row - 1] != ahead.ids[row] {
-                    break;
-                }
-                n_right += 1;
+            let (n_right, _) = judge(&ahead.ids[first_guess..end], &chosen[first_guess - 1..end]);
+            sequence.verified(n_right, n_guesses);
+            let mut n_accepted_here = 0;
+            let mut is_over = false;
+            for row in first_guess - 1..first_guess + n_right {
                 n_generated += 1;
-                n_accepted += u64::from(row >= first_guess);
+                n_accepted_here = row + 1 - first_guess;
                 let logits = logits.get(row * vocab_size..(row + 1) * vocab_size);
                 let accepted = match (broken.remove(&slot), chosen[row]) {
                     (Some(error), _) => Err(error),
@@ -762,18 +768,17 @@ impl Driver {
                 };
                 if let Some(ended) = accepted.transpose() {
                     over.push((slot, ended));
+                    is_over = true;
                     break;
                 }
             }
-            let is_over = over.last().is_some_and(|(ended, _)| *ended == slot);
+            n_accepted += n_accepted_here as u64;
             if passes.has_further() && sequence.asks_head() && !is_over {
-                guesses.left(first, sequence, n_right);
+                guesses.left(first, sequence.followed_rows(pos, n_rows + n_right));
             }
-            let n_guessed = end - first_guess;
-            if n_guessed > 0 {
-                sequence.teller.guessed(n_guessed, (first + n_right).saturating_sub(first_guess));
+            if n_guesses > 0 {
+                sequence.teller.guessed(n_guesses, n_accepted_here);
             }
-            sequence.computed_rows(n_right, of_one.len(), keeps_states);
         }
         self.n_generated += n_generated;
         self.update(|stats| {
@@ -865,7 +870,7 @@ fn n_copies(model: &Model, options: &EngineOptions) -> Option<u32> {
 }
 
 /// Copies the states of a sequence that has just ended a page, so that others can go on from there.
-fn keep_states(passes: &Passes, pages: &mut Pages, sequence: &Sequence) -> Result<(), Error> {
+fn keep_states(passes: &Passes, pages: &mut Pages, sequence: &Running) -> Result<(), Error> {
     match sequence.page_at_end().and_then(|page| pages.take_copy(page)) {
         Some(copy) => passes.keep_states(sequence.slot, copy),
         None => Ok(()),

@@ -8,7 +8,7 @@ use super::options::EngineOptions;
 #[cfg(not(target_arch = "wasm32"))]
 use super::pages::Pages;
 use super::passes::Passes;
-use super::sequence::Sequence;
+use super::running::Running;
 use crate::error::Error;
 use crate::generate::Model;
 use crate::kernels::StateRow;
@@ -49,13 +49,13 @@ impl Guesses {
     }
 
     /// Whether some of these sequences may be guessed by a draft model or a head for further tokens, which have to know all tokens.
-    pub fn waits_for_tokens(&self, running: &[Sequence], passes: &Passes) -> bool {
-        let asks_head = passes.has_further() && running.iter().any(Sequence::asks_head);
+    pub fn waits_for_tokens(&self, running: &[Running], passes: &Passes) -> bool {
+        let asks_head = passes.has_further() && running.iter().any(Running::asks_head);
         #[cfg(not(target_arch = "wasm32"))]
         let has_draft = self.draft.is_some() && running.len() < passes.n_rows() as usize;
         #[cfg(target_arch = "wasm32")]
         let has_draft = false;
-        asks_head || (has_draft && running.iter().any(Sequence::may_be_guessed))
+        asks_head || (has_draft && running.iter().any(Running::may_be_guessed))
     }
 
     /// Another pass over rows is read.
@@ -63,10 +63,10 @@ impl Guesses {
         self.left.clear();
     }
 
-    /// From row `first` on the pass has left the rows of a sequence, of which the first `n` count. The sequence knows the token after each.
-    pub fn left(&mut self, first: usize, sequence: &Sequence, n: usize) {
+    /// From row `first` on the pass has left these rows of a sequence: each with the token after it.
+    pub fn left(&mut self, first: usize, rows: impl Iterator<Item = StateRow>) {
         self.left.resize_with(first, StateRow::default);
-        self.left.extend(sequence.followed_rows(n));
+        self.left.extend(rows);
     }
 
     /// Has the head for further tokens go on with what the last pass left, and returns what it guesses for each of its sequences, by
@@ -79,7 +79,7 @@ impl Guesses {
         &mut self,
         model: &Model,
         passes: &mut Passes,
-        running: &mut [Sequence],
+        running: &mut [Running],
         pages: &mut Pages,
     ) -> Result<HashMap<u32, Vec<u32>>, Error> {
         let mut left = std::mem::take(&mut self.left);
@@ -91,7 +91,7 @@ impl Guesses {
         let mut last: Vec<(u32, usize, usize)> = Vec::new();
         for (at, row) in left.iter_mut().enumerate() {
             let is_of =
-                |sequence: &&mut Sequence| sequence.slot == row.slot && sequence.is_ready() && sequence.asks_head();
+                |sequence: &&mut Running| sequence.slot == row.slot && sequence.is_ready() && sequence.asks_head();
             let Some(sequence) = running.iter_mut().find(is_of) else {
                 // It has ended, or has to be computed anew.
                 *row = StateRow::default();
@@ -131,7 +131,7 @@ impl Guesses {
     pub async fn of_ready(
         &mut self,
         (model, passes): (&Model, &Passes),
-        (running, ready): (&[Sequence], &[usize]),
+        (running, ready): (&[Running], &[usize]),
         mut of_head: HashMap<u32, Vec<u32>>,
         room: usize,
     ) -> Result<Vec<Vec<u32>>, Error> {
@@ -153,11 +153,11 @@ impl Guesses {
             let room = room - guesses.iter().map(Vec::len).sum::<usize>();
             let unguessed = ready.iter().map(|&i| &running[i]).zip(&mut guesses);
             // The first token comes with the prompt.
-            let is_unguessed = |(sequence, guesses): &(&Sequence, &mut Vec<u32>)| {
+            let is_unguessed = |(sequence, guesses): &(&Running, &mut Vec<u32>)| {
                 guesses.is_empty() && sequence.may_be_guessed() && sequence.has_generated()
             };
             let text = |(sequence, guesses)| {
-                let sequence: &Sequence = sequence;
+                let sequence: &Running = sequence;
                 ((sequence.slot, sequence.ids(), sequence.most_guesses(model)), guesses)
             };
             let (texts, places): (Vec<_>, Vec<&mut Vec<u32>>) = unguessed.filter(is_unguessed).map(text).unzip();
@@ -166,10 +166,7 @@ impl Guesses {
             }
         }
         for (&i, guesses) in ready.iter().zip(&mut guesses).filter(|_| keeps_states) {
-            // The state before the pass is wanted again where a guess is wrong.
-            if (running[i].n_rows() + guesses.len()).is_multiple_of(n_states) {
-                guesses.pop();
-            }
+            guesses.truncate(running[i].n_guesses(guesses.len()));
         }
         Ok(guesses)
     }

@@ -28,11 +28,7 @@ pub(super) enum Text {
     /// What it has to match, if it has to match something.
     New(Option<Box<dyn TokenGuide>>),
     /// It began and has to wait for pages again.
-    Begun {
-        written: Box<Written>,
-        /// Tokens that it has generated.
-        n_generated: usize,
-    },
+    Begun(Box<Written>),
 }
 
 /// What an engine and its drivers share.

@@ -10,13 +10,13 @@ use web_time::Instant;
 
 use super::Model;
 use super::guide::TokenGuide;
+use super::in_flight::InFlight;
 use super::logprobs::Logprobs;
-use super::lookup::look_up;
-use super::options::{ContextPolicy, GenerateOptions};
+use super::lookup::{judge, look_up};
+use super::options::GenerateOptions;
 use super::session::Session;
 use super::stats::{Profile, Speculation, Stats};
 use super::written::{Completed, Written};
-use crate::device::Pending;
 use crate::error::Error;
 use crate::kernels::{NON_FINITE, StepState};
 use crate::model::Ending;
@@ -66,31 +66,6 @@ impl CancelHandle {
     }
 }
 
-/// A submission whose tokens were not read.
-struct Submitted {
-    pending: Pending,
-    /// Seconds after the generation's start; `None` for a prompt's, which takes as long as the prompt is, and for one that
-    /// verifies guesses.
-    at: Option<f64>,
-    guesses: Option<Guesses>,
-}
-
-/// Tokens that a pass verifies.
-struct Guesses {
-    ids: Vec<u32>,
-    /// The row of the pass after which the first of them should be chosen.
-    first_row: usize,
-}
-
-impl Guesses {
-    /// How many of them the model chooses as well, and the token that it chooses after those.
-    fn judge(&self, choices: &[u32]) -> (usize, Option<u32>) {
-        let choices = choices.get(self.first_row..).unwrap_or_default();
-        let n_right = self.ids.iter().zip(choices).take_while(|(guess, choice)| guess == choice).count();
-        (n_right, choices.get(n_right).copied())
-    }
-}
-
 /// A generation in progress: call [`Generation::next`] until it gives `None`. Dropping it keeps in the session what was
 /// generated so far.
 pub struct Generation<'s> {
@@ -100,15 +75,13 @@ pub struct Generation<'s> {
     options: GenerateOptions,
     ending: Ending,
     written: Written,
-    /// Submissions whose tokens were not read, in order.
-    unread: VecDeque<Submitted>,
-    /// What the times of submissions count from.
-    start: Instant,
+    in_flight: InFlight,
+    /// Tokens that the pass in flight verifies, and its row after which the first of them should be chosen.
+    guessed: Option<(Vec<u32>, usize)>,
     /// Tokens that were read and are not kept so far: those after them were not read.
     read: VecDeque<u32>,
     /// Those that the token was chosen by which was read last, where they are asked for.
     logits: Option<Vec<f32>>,
-    n_generated: usize,
     stop_reason: Option<StopReason>,
     /// Whether an error was the end.
     failed: bool,
@@ -132,11 +105,10 @@ impl<'s> Generation<'s> {
             draft: None,
             ending: Ending::Sample(options.sampler(written.is_guided())),
             written,
-            unread: VecDeque::new(),
-            start: Instant::now(),
+            in_flight: InFlight::default(),
+            guessed: None,
             read: VecDeque::new(),
             logits: None,
-            n_generated: 0,
             stop_reason: None,
             failed: false,
             cancelled: CancelHandle::default(),
@@ -260,7 +232,8 @@ impl<'s> Generation<'s> {
             Err(error) => {
                 self.stop_reason = Some(StopReason::Cancelled);
                 self.failed = true;
-                self.unread.clear();
+                self.in_flight.clear();
+                self.guessed = None;
                 self.read.clear();
                 self.logits = None;
                 self.session.sequence.forget_cache();
@@ -283,12 +256,12 @@ impl<'s> Generation<'s> {
     }
 
     async fn advance(&mut self) -> Result<Option<Piece>, Error> {
-        if self.n_generated >= self.options.max_tokens {
+        if self.written.n_left(&self.options) == 0 {
             self.stop_reason = Some(StopReason::MaxTokens);
             return Ok(None);
         }
         let start = Instant::now();
-        if self.read.is_empty() && self.unread.is_empty() {
+        if self.read.is_empty() && self.in_flight.is_empty() {
             self.session.choose_angles();
             if let Some(allowed) = self.written.allowed()? {
                 self.session.allow(allowed)?;
@@ -296,7 +269,7 @@ impl<'s> Generation<'s> {
             self.guess().await?;
         }
         // Nothing follows a token that was chosen and cannot be read any more: whoever asked for it did not wait for it.
-        let follows = self.session.sequence.n_ahead() == Some(0) || !self.unread.is_empty() || !self.read.is_empty();
+        let follows = self.session.sequence.n_ahead() == Some(0) || !self.in_flight.is_empty() || !self.read.is_empty();
         let n_fed = if follows { Some(0) } else { self.feed().await? };
         let Some(n_fed) = n_fed.filter(|_| !self.cancelled.0.load(Ordering::Relaxed)) else {
             self.stop_reason = Some(StopReason::Cancelled);
@@ -304,35 +277,27 @@ impl<'s> Generation<'s> {
         };
         if self.read.is_empty() {
             self.run_ahead().await?;
-            if self.options.logprobs.is_some() && !self.unread.is_empty() {
+            if self.options.logprobs.is_some() && !self.in_flight.is_empty() {
                 // Before the token leaves the queue, so that whoever drops this future and calls again misses neither.
                 self.logits = Some(self.session.last_logits().await?);
             }
-            let (words, guesses) = match self.unread.front_mut() {
-                // It stays in the queue until it is there: whoever drops this future and calls again misses no token.
-                Some(submitted) => {
-                    let words = (&mut submitted.pending).await?;
-                    if let Some(at) = submitted.at {
-                        self.session.pace.seen(at, self.start.elapsed().as_secs_f64());
-                    }
-                    let guesses = self.unread.pop_front().and_then(|submitted| submitted.guesses);
-                    (words, guesses)
-                }
+            let words = match self.in_flight.next(&mut self.session.pace).await? {
+                Some(words) => words,
                 None => {
                     let words = self.step_profiled().await?;
                     if self.options.logprobs.is_some() {
                         self.logits = Some(self.session.last_logits().await?);
                     }
-                    (words, None)
+                    words
                 }
             };
-            match guesses {
+            match self.guessed.take() {
                 None => self.read.extend(StepState::tokens(&words)),
-                Some(guesses) => {
-                    let (n_right, next) = guesses.judge(&words);
-                    self.session.sequence.verified(n_right, guesses.ids.len());
+                Some((ids, first_row)) => {
+                    let (n_right, next) = judge(&ids, words.get(first_row..).unwrap_or_default());
+                    self.session.sequence.verified(n_right, ids.len());
                     self.speculation.accepted += n_right;
-                    self.read.extend(guesses.ids.into_iter().take(n_right).chain(next));
+                    self.read.extend(ids.into_iter().take(n_right).chain(next));
                 }
             }
         }
@@ -341,29 +306,25 @@ impl<'s> Generation<'s> {
         let id = id.filter(|&id| id != NON_FINITE).ok_or(Error::NonFinite { pos })?;
         // A single token in the middle is a step like others, and so are tokens that a constraint forces or that wrong guesses
         // leave to be computed again.
-        if (n_fed > 1 && !self.written.is_guided() && !self.guesses()) || (n_fed > 0 && self.n_generated == 0) {
+        if (n_fed > 1 && !self.written.is_guided() && !self.guesses()) || (n_fed > 0 && self.written.n_generated() == 0)
+        {
             self.prefill.add(n_fed, start.elapsed());
         } else {
             self.decode.add(1, start.elapsed());
         }
         self.session.sequence.keep(id);
-        self.n_generated += 1;
-        let logprobs = self.options.logprobs.map(|n| match self.logits.take() {
-            Some(logits) => Logprobs::of(&logits, id, n as usize),
-            // A constraint left nothing else.
-            None => Logprobs { logprob: 0.0, top: if n > 0 { vec![(id, 0.0)] } else { Vec::new() } },
-        });
-        let piece = self.piece(id)?;
-        Ok(Some(Piece { logprobs, ..piece }))
+        self.piece(id).map(Some)
     }
 
     /// Runs what is not cached, up to the first choice of a token. Returns how many tokens that were, or `None` if the
     /// generation was cancelled meanwhile.
     async fn feed(&mut self) -> Result<Option<usize>, Error> {
         self.session.pace.pause();
-        let fed = self.session.feed_and_choose(&self.options, self.n_generated, self.ending, &self.cancelled.0).await?;
+        let sampling = self.written.sampling(&self.options, self.session.tokens().len());
+        let fed = self.session.feed_and_choose(&self.options, sampling, self.ending, &self.cancelled.0).await?;
         Ok(fed.map(|(n_fed, pending)| {
-            self.unread.push_back(Submitted { pending, at: None, guesses: None });
+            // It takes as long as the prompt is.
+            self.in_flight.push(pending, false);
             n_fed
         }))
     }
@@ -380,7 +341,7 @@ impl<'s> Generation<'s> {
             return Ok(());
         }
         // One more token comes with the guesses.
-        let wanted = (self.options.max_tokens - self.n_generated).saturating_sub(1);
+        let wanted = self.written.n_left(&self.options).saturating_sub(1);
         let room = self.session.n_positions().saturating_sub(self.session.tokens().len());
         let n = wanted.min(room);
         let mut ids = look_up(self.session.tokens(), n.min(self.options.prompt_lookup as usize));
@@ -392,7 +353,7 @@ impl<'s> Generation<'s> {
             ids.extend(self.session.guess_further(most).await?);
         }
         // The first token comes with the prompt.
-        if let (true, Some((draft, most))) = (ids.is_empty() && self.n_generated > 0, &mut self.draft) {
+        if let (true, Some((draft, most))) = (ids.is_empty() && self.written.n_generated() > 0, &mut self.draft) {
             ids = draft_ids(draft, self.session.tokens(), n.min(*most)).await?;
         }
         if ids.is_empty() {
@@ -401,7 +362,8 @@ impl<'s> Generation<'s> {
         if let Some((pending, first_row)) = self.session.verify(&mut ids).await? {
             self.speculation.drafted += ids.len();
             self.speculation.passes += 1;
-            self.unread.push_back(Submitted { pending, at: None, guesses: Some(Guesses { ids, first_row }) });
+            self.in_flight.push(pending, false);
+            self.guessed = Some((ids, first_row));
         }
         Ok(())
     }
@@ -421,17 +383,16 @@ impl<'s> Generation<'s> {
             (false, None) => (1, 1),
             (_, Some(_)) => (0, 0),
         };
-        while self.unread.len() < depth {
+        while self.in_flight.len() < depth {
             let sequence = &self.session.sequence;
-            let wanted = self.options.max_tokens - self.n_generated - sequence.n_ahead().unwrap_or(0);
+            let wanted = self.written.n_left(&self.options) - sequence.n_ahead().unwrap_or(0);
             let n = wanted.min(self.session.n_positions().saturating_sub(sequence.next_position()));
             let n = n.min(n_each as usize).min(sequence.n_free_states());
             if n == 0 {
                 break;
             }
-            let at = Some(self.start.elapsed().as_secs_f64());
             let pending = self.session.run_ahead(self.ending, n as u32).await?;
-            self.unread.push_back(Submitted { pending, at, guesses: None });
+            self.in_flight.push(pending, true);
         }
         Ok(())
     }
@@ -453,15 +414,15 @@ impl<'s> Generation<'s> {
 
     /// The text that a token completes, and whether the generation ends with it.
     fn piece(&mut self, id: u32) -> Result<Piece, Error> {
-        let is_last = self.n_generated >= self.options.max_tokens;
-        let is_full = self.session.tokens().len() > self.session.passes.capacity();
-        let slides = self.options.context_policy == ContextPolicy::Slide;
-        let Completed { piece, stop_reason, forced } = self.written.complete(id, is_last, is_full && !slides)?;
+        let room = [self.session.tokens().len(), self.session.passes.capacity()];
+        let logits = self.logits.take();
+        let Completed { piece, stop_reason, forced } =
+            self.written.accept(id, &self.options, room, logits.as_deref())?;
         // Those that must come are given out one after the other, before a pass computes all of them.
         if self.read.is_empty() {
             self.read.extend(forced);
         }
-        if stop_reason.is_none() && is_full {
+        if stop_reason.is_none() && room[0] > room[1] {
             // All tokens have been read: nothing is submitted when the cache is full.
             self.session.slide();
         }

@@ -33,7 +33,7 @@ pub(crate) fn slide(ids: &mut Vec<u32>, context_length: usize) {
 /// Always: `n_cached <= ids.len()`. While the device follows the sequence (`n_ahead` is there), it has the keys of all
 /// kept tokens, except those of the last one if nothing was submitted after that token's choice.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sequence {
+pub(crate) struct Sequence {
     ids: Vec<u32>,
     n_cached: usize,
     /// Tokens that submitted passes choose and that are not kept so far. `None` where the device's position and token are
@@ -54,7 +54,7 @@ pub(super) struct Sequence {
 
 /// What a cache has of a sequence at rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Cached {
+pub(crate) struct Cached {
     /// Tokens, from the first one on, whose keys and values or states are there.
     pub n: usize,
     /// The row of angles that position 0 has.
@@ -72,9 +72,21 @@ impl Sequence {
         Sequence { states: is_recurrent.then_some([0; N_STATES]), ring, ..Sequence::default() }
     }
 
+    /// One with these tokens, of which the first `n_cached` are in pages that others have filled, turned by angles from this row on.
+    pub fn begun(is_recurrent: bool, ids: Vec<u32>, n_cached: usize, angles: u32) -> Sequence {
+        let mut sequence = Sequence { ids, angles, ..Sequence::new(is_recurrent, None) };
+        sequence.submitted(n_cached, n_cached);
+        sequence
+    }
+
     /// The kept tokens.
     pub fn ids(&self) -> &[u32] {
         &self.ids
+    }
+
+    /// The kept tokens, of a sequence that is over.
+    pub fn into_ids(self) -> Vec<u32> {
+        self.ids
     }
 
     /// How many tokens, from the first one on, have their keys and values in the cache.

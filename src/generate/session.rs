@@ -14,6 +14,7 @@ use super::passes::RecordedPasses;
 use super::sequence::Sequence;
 use crate::device::{Device, Pending};
 use crate::error::Error;
+use crate::kernels::Sampling;
 use crate::model::{Ending, KvCache, VERIFIED_ROWS};
 use crate::platform::pause;
 use crate::recording::{MemoryPlan, Recording};
@@ -409,17 +410,14 @@ impl Session {
         self.model.fetch_rows(self.model.device(), &self.passes.io, position, ids).await
     }
 
-    /// Runs what is not cached, up to the first choice of a token; else as [`Session::feed`]. `n_generated` of the tokens were
-    /// generated.
+    /// Runs what is not cached, up to the first choice of a token; else as [`Session::feed`].
     pub(super) async fn feed_and_choose(
         &mut self,
         options: &GenerateOptions,
-        n_generated: usize,
+        sampling: Sampling,
         ending: Ending,
         cancelled: &AtomicBool,
     ) -> Result<Option<(usize, Pending)>, Error> {
-        let generated_from = self.tokens().len().saturating_sub(n_generated) as u32;
-        let sampling = options.sampling(generated_from);
         let model = self.model.clone();
         // The pass that runs ahead, without waiting for anything.
         self.passes.test(model.device(), model.transformer(), 1, ending).await?;

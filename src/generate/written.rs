@@ -5,10 +5,12 @@ use std::collections::HashSet;
 use super::generation::{Piece, StopReason};
 use super::guide::TokenGuide;
 use super::held::Held;
+use super::logprobs::Logprobs;
 use super::model::Model;
-use super::options::GenerateOptions;
+use super::options::{ContextPolicy, GenerateOptions};
 use super::stop::StopFilter;
 use crate::error::Error;
+use crate::kernels::Sampling;
 use crate::tokenizer::StreamDecoder;
 
 /// What a text has so far that the next token changes.
@@ -17,13 +19,13 @@ pub(crate) struct Written {
     stop_filter: StopFilter,
     held: Held,
     eos_ids: HashSet<u32>,
+    n_generated: usize,
     /// Knows what the text may be, if it has to match something.
     guide: Option<Box<dyn TokenGuide>>,
 }
 
 /// What a token completes.
 pub(crate) struct Completed {
-    /// Without log-probabilities.
     pub piece: Piece,
     /// Why the text ends with it, if it does.
     pub stop_reason: Option<StopReason>,
@@ -50,6 +52,7 @@ impl Written {
             stop_filter: StopFilter::new(&options.stop),
             held: Held::default(),
             eos_ids: options.end_ids(tokenizer).into_iter().collect(),
+            n_generated: 0,
             guide,
         }
     }
@@ -67,11 +70,40 @@ impl Written {
         self.guide.as_mut().map(|guide| guide.allowed()).transpose()
     }
 
-    /// The text that a token completes. `is_last`: the text is to have no further token; `is_full`: there is no room for one.
+    /// Tokens so far.
+    pub fn n_generated(&self) -> usize {
+        self.n_generated
+    }
+
+    /// Tokens that may still come.
+    pub fn n_left(&self, options: &GenerateOptions) -> usize {
+        options.max_tokens.saturating_sub(self.n_generated)
+    }
+
+    /// What the kernels choose the next token by, of a sequence with so many.
+    pub fn sampling(&self, options: &GenerateOptions, n_tokens: usize) -> Sampling {
+        options.sampling(n_tokens.saturating_sub(self.n_generated) as u32)
+    }
+
+    /// Goes on with a token, with which the sequence has `n_tokens` of at most `capacity`; `logits`: those that it was chosen by, where
+    /// they are asked for and it was not the only one.
     ///
     /// # Errors
     /// [`Error::Constraint`] for a token that may not come.
-    pub fn complete(&mut self, id: u32, is_last: bool, is_full: bool) -> Result<Completed, Error> {
+    pub fn accept(
+        &mut self,
+        id: u32,
+        options: &GenerateOptions,
+        [n_tokens, capacity]: [usize; 2],
+        logits: Option<&[f32]>,
+    ) -> Result<Completed, Error> {
+        self.n_generated += 1;
+        let is_last = self.n_left(options) == 0;
+        let is_full = n_tokens > capacity && options.context_policy != ContextPolicy::Slide;
+        let logprobs = options.logprobs.map(|n| match logits {
+            Some(logits) => Logprobs::of(logits, id, n as usize),
+            None => Logprobs { logprob: 0.0, top: if n > 0 { vec![(id, 0.0)] } else { Vec::new() } },
+        });
         let (mut stop_reason, mut forced) = (None, Vec::new());
         if self.eos_ids.contains(&id) {
             stop_reason = Some(StopReason::Eos);
@@ -102,6 +134,6 @@ impl Written {
             }
         }
         let held = self.held.given_out(text.len());
-        Ok(Completed { piece: Piece { id, text, logprobs: None, held }, stop_reason, forced })
+        Ok(Completed { piece: Piece { id, text, logprobs, held }, stop_reason, forced })
     }
 }

@@ -5,24 +5,18 @@ use super::pages::{Beginning, Common, ContentId, PageId, Pages};
 use super::queue::{Text, Waiting};
 use super::stream::Teller;
 use crate::error::Error;
-use crate::generate::{Completed, ContextPolicy, Logprobs, Model, Piece, StopReason, Written, look_up, slide};
+use crate::generate::{Completed, ContextPolicy, Model, Sequence, StopReason, Written, look_up};
 use crate::kernels::{PAGE, Sampling, StateRow};
 use crate::model::Sampler;
 
-pub(super) struct Sequence {
-    /// Its tokens are in `ids`.
+pub(super) struct Running {
+    /// Its tokens are in `sequence`.
     pub request: Request,
     pub teller: Teller,
     written: Written,
-    /// The prompt and what was generated.
-    ids: Vec<u32>,
-    /// Tokens that it has generated, also those that are gone since ([`Sequence::slide`]).
-    n_generated: usize,
-    /// Tokens, from the first one on, whose keys and values are in pages, or that a state has seen.
-    n_cached: usize,
-    /// Tokens after them, before the last one, that a pass over rows computes once more: a state that has seen a wrong guess after
-    /// them is of no use.
-    n_again: usize,
+    sequence: Sequence,
+    /// Tokens that passes over a prompt compute; passes over rows compute those after them.
+    n_prompt: usize,
     pages: Vec<PageId>,
     /// Of them the ones that are listed, from the first one on; `None` once one of a prompt could not be.
     n_listed: Option<usize>,
@@ -42,7 +36,7 @@ pub(super) struct Sequence {
     pub has_tokens: bool,
 }
 
-impl Sequence {
+impl Running {
     /// Begins a request at a free place, or goes on with one that had to wait again, with the pages that an earlier one has in
     /// common with it. Without enough pages it cannot begin and is given back.
     pub fn begin(
@@ -50,10 +44,10 @@ impl Sequence {
         Waiting { mut request, teller, text }: Waiting,
         slot: u32,
         pages: &mut Pages,
-    ) -> Result<Sequence, Box<Waiting>> {
-        let n_generated = match &text {
-            Text::New(_) => 0,
-            Text::Begun { n_generated, .. } => *n_generated,
+    ) -> Result<Running, Box<Waiting>> {
+        let n_left = match &text {
+            Text::New(_) => request.options.max_tokens,
+            Text::Begun(written) => written.n_left(&request.options),
         };
         let angles = model.transformer().angles(request.ids.len() as u32);
         let [salt, adapter] = [&request.cache_salt, &request.adapter].map(|text| text.as_deref().map(Into::into));
@@ -61,8 +55,7 @@ impl Sequence {
         // The last token is computed in any case: what comes after it is chosen there.
         let Common { pages: held, copy, on_host } =
             pages.hold_common(&beginning, &request.ids[..request.ids.len() - 1]);
-        let most = request.ids.len().saturating_add(request.options.max_tokens.saturating_sub(n_generated));
-        let most = most.min(model.context_length() as usize);
+        let most = request.ids.len().saturating_add(n_left).min(model.context_length() as usize);
         let most_pages = most.div_ceil(PAGE as usize);
         let n_promised = most_pages.saturating_sub(held.len());
         if !pages.promise(n_promised) {
@@ -70,15 +63,14 @@ impl Sequence {
             return Err(Box::new(Waiting { request, teller, text }));
         }
         let n_cached = held.len() * PAGE as usize;
-        Ok(Sequence {
+        let ids = std::mem::take(&mut request.ids);
+        Ok(Running {
             written: match text {
-                Text::New(guide) => Written::new(model, &request.ids, &request.options, guide),
-                Text::Begun { written, .. } => *written,
+                Text::New(guide) => Written::new(model, &ids, &request.options, guide),
+                Text::Begun(written) => *written,
             },
-            ids: std::mem::take(&mut request.ids),
-            n_generated,
-            n_cached,
-            n_again: 0,
+            n_prompt: ids.len() - 1,
+            sequence: Sequence::begun(model.config().is_recurrent(), ids, n_cached, angles),
             n_listed: Some(held.len()),
             pages: held,
             n_promised,
@@ -95,57 +87,52 @@ impl Sequence {
 
     /// Has it wait again, with its tokens; what it holds is given back.
     pub fn wait(self, pages: &mut Pages) -> Waiting {
-        let Sequence { mut request, teller, written, ids, n_generated, pages: held, n_promised, .. } = self;
+        let Running { mut request, teller, written, sequence, pages: held, n_promised, .. } = self;
         held.into_iter().for_each(|id| pages.release(id));
         pages.renounce(n_promised);
-        request.ids = ids;
-        Waiting { request, teller, text: Text::Begun { written: Box::new(written), n_generated } }
+        request.ids = sequence.into_ids();
+        Waiting { request, teller, text: Text::Begun(Box::new(written)) }
     }
 
     pub fn ids(&self) -> &[u32] {
-        &self.ids
+        self.sequence.ids()
     }
 
     pub fn n_cached(&self) -> usize {
-        self.n_cached
+        self.sequence.n_cached()
     }
 
     /// Whether it has generated tokens.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn has_generated(&self) -> bool {
-        self.n_generated > 0
-    }
-
-    /// Tokens that are computed before the last one.
-    fn n_left(&self) -> usize {
-        self.ids.len() - 1 - self.n_cached
+        self.written.n_generated() > 0
     }
 
     /// Whether passes over rows go on with it.
     pub fn is_ready(&self) -> bool {
-        self.n_left() == self.n_again
+        self.n_cached() >= self.n_prompt
     }
 
     /// Rows of its next pass without guesses.
     pub fn n_rows(&self) -> usize {
-        self.n_again + 1
+        self.sequence.uncached().len()
     }
 
     /// The next `n` tokens that are not cached.
     pub fn next_tokens(&self, n: usize) -> &[u32] {
-        &self.ids[self.n_cached..][..n]
+        &self.sequence.uncached()[..n]
     }
 
     /// Says that it begins, unless it did before.
     pub fn tell_begin(&self) {
-        if self.n_generated == 0 {
-            self.teller.begin(self.ids.len(), self.n_cached);
+        if self.written.n_generated() == 0 {
+            self.teller.begin(self.ids().len(), self.n_cached());
         }
     }
 
-    /// Pages that it takes for the next `n` tokens.
+    /// Pages that it takes for the next `n` tokens after those that were submitted.
     pub fn pages_for(&self, n: usize) -> usize {
-        (self.n_cached + n).div_ceil(PAGE as usize).saturating_sub(self.pages.len())
+        (self.sequence.next_position() + n).div_ceil(PAGE as usize).saturating_sub(self.pages.len())
     }
 
     /// Its pages, from position 0 on.
@@ -156,12 +143,12 @@ impl Sequence {
     /// Whether it surely goes on after `n` more tokens, and the host has nothing to do before: no logits to read, nothing to guess and
     /// no other angles.
     pub fn goes_on_after(&self, n: usize, model: &Model) -> bool {
-        let len = self.ids.len() + n;
+        let len = self.ids().len() + n;
         self.request.options.logprobs.is_none()
             && (self.request.options.prompt_lookup == 0 || !self.may_be_guessed())
-            && self.n_generated + n < self.request.options.max_tokens
+            && n < self.written.n_left(&self.request.options)
             && len <= model.context_length() as usize
-            && model.transformer().angles(len as u32) == self.beginning.angles
+            && model.transformer().angles(len as u32) == self.sequence.angles()
     }
 
     /// Takes the pages for the next `n` tokens.
@@ -188,7 +175,7 @@ impl Sequence {
     pub fn take_back(&mut self, content: ContentId, pages: &mut Pages) -> Result<PageId, Error> {
         let page = self.take(pages)?;
         pages.came_back(content, page);
-        self.n_cached += PAGE as usize;
+        self.sequence.submitted(PAGE as usize, PAGE as usize);
         self.n_listed = Some(self.pages.len());
         Ok(page)
     }
@@ -200,9 +187,10 @@ impl Sequence {
 
     /// Tokens that can be guessed at most: it has to end where it would end without, and pages were promised for no more.
     pub fn most_guesses(&self, model: &Model) -> usize {
-        let n_left = self.request.options.max_tokens.saturating_sub(self.n_generated + 1);
-        let end = model.transformer().angles_end(self.ids.len() as u32).min(model.context_length());
-        n_left.min((end as usize).saturating_sub(self.ids.len()))
+        let n_tokens = self.ids().len();
+        let end = model.transformer().angles_end(n_tokens as u32).min(model.context_length());
+        let n_left = self.written.n_left(&self.request.options).saturating_sub(1);
+        n_left.min((end as usize).saturating_sub(n_tokens))
     }
 
     /// Whether the head for further tokens guesses for it.
@@ -210,15 +198,15 @@ impl Sequence {
         self.request.options.further_tokens > 0 && self.may_be_guessed()
     }
 
-    /// What the head for further tokens goes on with after the first `n` rows of a pass over the sequence's rows: their positions with
+    /// What the head for further tokens goes on with after the first `n` rows of a pass from position `pos` on: their positions with
     /// the tokens that came next.
-    pub fn followed_rows(&self, n: usize) -> impl Iterator<Item = StateRow> + '_ {
-        self.rows_of(self.came_next(n).iter())
+    pub fn followed_rows(&self, pos: usize, n: usize) -> impl Iterator<Item = StateRow> + '_ {
+        self.rows_of(pos, self.came_next(pos, n).iter())
     }
 
-    /// The tokens after each of the next `n` that are not cached.
-    pub fn came_next(&self, n: usize) -> &[u32] {
-        &self.ids[self.n_cached + 1..][..n]
+    /// The tokens after each of `n` from position `pos` on.
+    pub fn came_next(&self, pos: usize, n: usize) -> &[u32] {
+        &self.ids()[pos + 1..][..n]
     }
 
     /// What prompt look-up guesses.
@@ -226,76 +214,91 @@ impl Sequence {
         match self.request.options.prompt_lookup as usize {
             0 => Vec::new(),
             _ if !self.may_be_guessed() => Vec::new(),
-            n => look_up(&self.ids, n.min(self.most_guesses(model))),
+            n => look_up(self.ids(), n.min(self.most_guesses(model))),
         }
     }
 
     /// What a pass over its next `n_tokens` tokens is told.
     pub fn row(&self, n_tokens: u32) -> StateRow {
-        StateRow {
-            pos: self.n_cached as u32,
-            n_tokens,
-            token: self.ids[self.n_cached],
-            angles: self.beginning.angles,
-            slot: self.slot,
-            n_before: 0,
-            pages: self.pages.clone(),
-        }
+        let first = self.rows(&[]).next().unwrap_or_default();
+        StateRow { n_tokens, ..first }
     }
 
     /// Tokens of the next pass, at most `most`: up to the end of a page where states are to be copied there.
     pub fn next_len(&self, most: usize, copies: bool) -> usize {
-        let n = most.min(self.n_left());
-        let beyond = (self.n_cached + n) % PAGE as usize;
+        let n = most.min(self.n_prompt - self.n_cached());
+        let beyond = (self.n_cached() + n) % PAGE as usize;
         if copies && beyond < n { n - beyond } else { n }
     }
 
     /// The last whole page, if it is listed and ends where the sequence does.
     pub fn page_at_end(&self) -> Option<PageId> {
-        let n = self.n_cached / PAGE as usize;
-        (self.n_cached.is_multiple_of(PAGE as usize) && n > 0 && self.n_listed == Some(n)).then(|| self.pages[n - 1])
+        let n = self.n_cached() / PAGE as usize;
+        (self.n_cached().is_multiple_of(PAGE as usize) && n > 0 && self.n_listed == Some(n)).then(|| self.pages[n - 1])
     }
 
     /// A pass over the next `n` tokens of a prompt was submitted. Pages that are whole now are listed.
     pub fn computed_prompt(&mut self, n: usize, pages: &mut Pages) {
-        self.n_cached += n;
-        while let Some(at) = self.n_listed.filter(|at| (at + 1) * PAGE as usize <= self.n_cached) {
+        self.sequence.submitted(n, n);
+        while let Some(at) = self.n_listed.filter(|at| (at + 1) * PAGE as usize <= self.sequence.n_cached()) {
             let before = at.checked_sub(1).map(|before| self.pages[before]);
-            let ids = &self.ids[at * PAGE as usize..][..PAGE as usize];
+            let ids = &self.sequence.ids()[at * PAGE as usize..][..PAGE as usize];
             self.n_listed = pages.list(before, &self.beginning, ids, self.pages[at]).then_some(at + 1);
         }
     }
 
     /// Rows of a pass over what is not computed and guessed tokens after it.
     pub fn rows<'a>(&'a self, guesses: &'a [u32]) -> impl Iterator<Item = StateRow> + 'a {
-        self.rows_of(self.ids[self.n_cached..].iter().chain(guesses))
+        self.rows_of(self.n_cached(), self.sequence.uncached().iter().chain(guesses))
     }
 
-    /// Rows at the positions after those that are cached, with these tokens.
-    fn rows_of<'a>(&self, ids: impl Iterator<Item = &'a u32>) -> impl Iterator<Item = StateRow> {
-        let first = self.row(1);
+    /// Rows from position `pos` on, with these tokens.
+    fn rows_of<'a>(&self, pos: usize, ids: impl Iterator<Item = &'a u32>) -> impl Iterator<Item = StateRow> {
+        let (angles, slot, pages) = (self.sequence.angles(), self.slot, self.pages.clone());
         (0..).zip(ids).map(move |(n_before, &token)| StateRow {
-            pos: first.pos + n_before,
+            pos: pos as u32 + n_before,
+            n_tokens: 1,
             token,
+            angles,
+            slot,
             n_before,
-            ..first.clone()
+            pages: pages.clone(),
         })
     }
 
-    /// A pass over so many rows has computed its next tokens, and wrong guesses after the first `n_right`. Pages are not listed:
-    /// prompts have other bits there.
-    pub fn computed_rows(&mut self, n_right: usize, n_rows: usize, keeps_states: bool) {
-        (self.n_cached, self.n_again) = match keeps_states && n_right < n_rows {
-            true => (self.n_cached, n_right),
-            false => (self.n_cached + n_right, 0),
-        };
+    /// A pass over its rows was submitted, of which the last `n_guesses` are of guesses. Pages are not listed: prompts have other bits
+    /// there.
+    pub fn submitted_rows(&mut self, n_guesses: usize) {
+        let n_rows = self.n_rows();
+        match n_guesses {
+            0 => {
+                self.sequence.submitted(n_rows, n_rows);
+                self.sequence.chooses_next();
+            }
+            _ => self.sequence.submitted_guesses(n_guesses, n_rows + n_guesses),
+        }
+    }
+
+    /// A pass over the token that the one before it chooses was submitted.
+    pub fn submitted_ahead(&mut self) {
+        self.sequence.submitted_ahead(1);
+    }
+
+    /// Of `n` guesses so many are those of the model.
+    pub fn verified(&mut self, n_right: usize, n: usize) {
+        self.sequence.verified(n_right, n);
+    }
+
+    /// How many of `n` guesses a pass has room for.
+    pub fn n_guesses(&self, n: usize) -> usize {
+        self.sequence.n_guesses(n)
     }
 
     /// Computes all of it again where a sequence as long as it has other angles. False if there are too few pages for that, as
-    /// [`Sequence::begin_anew`] says.
+    /// [`Running::begin_anew`] says.
     pub fn choose_angles(&mut self, model: &Model, pages: &mut Pages) -> bool {
-        let angles = model.transformer().angles(self.ids.len() as u32);
-        if angles == self.beginning.angles {
+        let angles = model.transformer().angles(self.ids().len() as u32);
+        if !self.sequence.turn_by(angles) {
             return true;
         }
         self.beginning.angles = angles;
@@ -313,7 +316,8 @@ impl Sequence {
     pub fn begin_anew(&mut self, pages: &mut Pages) -> bool {
         self.pages.drain(..).for_each(|id| pages.release(id));
         pages.renounce(self.n_promised);
-        (self.n_cached, self.n_again) = (0, 0);
+        self.sequence.forget_cache();
+        self.n_prompt = self.ids().len() - 1;
         self.copy = None;
         self.on_host.clear();
         self.n_listed = Some(0);
@@ -325,7 +329,7 @@ impl Sequence {
 
     /// What the kernels choose its next token by; a row that is greedy is not drawn.
     pub fn sampling(&self) -> Sampling {
-        let sampling = self.request.options.sampling(self.ids.len().saturating_sub(self.n_generated) as u32);
+        let sampling = self.written.sampling(&self.request.options, self.ids().len());
         match self.penalizes() {
             true => sampling,
             // Nothing of its tokens is on the device.
@@ -364,28 +368,20 @@ impl Sequence {
         logits: Option<&[f32]>,
         context_length: usize,
     ) -> Result<Option<StopReason>, Error> {
-        self.ids.push(id);
-        self.n_generated += 1;
-        let is_last = self.n_generated >= self.request.options.max_tokens;
-        let is_full = self.ids.len() > context_length && !self.slides();
-        let Completed { piece, stop_reason, .. } = self.written.complete(id, is_last, is_full)?;
-        let logprobs =
-            logits.zip(self.request.options.logprobs).map(|(logits, n)| Logprobs::of(logits, id, n as usize));
-        self.teller.piece(Piece { logprobs, ..piece });
+        self.sequence.keep(id);
+        let room = [self.ids().len(), context_length];
+        let Completed { piece, stop_reason, .. } = self.written.accept(id, &self.request.options, room, logits)?;
+        self.teller.piece(piece);
         Ok(stop_reason)
     }
 
-    fn slides(&self) -> bool {
-        self.request.options.context_policy == ContextPolicy::Slide
-    }
-
     /// Where it has outgrown the context, keeps the first token and the latest half of it, to be computed anew. False if there are too
-    /// few pages for that, as [`Sequence::begin_anew`] says.
+    /// few pages for that, as [`Running::begin_anew`] says.
     pub fn slide(&mut self, context_length: usize, pages: &mut Pages) -> bool {
-        if self.ids.len() <= context_length || !self.slides() {
+        if self.ids().len() <= context_length || self.request.options.context_policy != ContextPolicy::Slide {
             return true;
         }
-        slide(&mut self.ids, context_length);
+        self.sequence.slide(context_length);
         self.begin_anew(pages)
     }
 
