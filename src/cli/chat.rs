@@ -413,7 +413,7 @@ impl Chat<'_> {
                 Some(StopReason::ContextFull) => "; the context is full, /clear makes room",
                 _ => "",
             };
-            let is_asked_for = options.prompt_lookup > 0 || options.further_tokens > 0 || self.draft.is_some();
+            let is_asked_for = options.prompt_lookup > 0 || options.mtp_tokens > 0 || self.draft.is_some();
             let guessed = guess::told(is_asked_for, speculation).map_or(String::new(), |told| format!("; {told}"));
             eprintln!(
                 "[{} new tokens read, {} written at {:.1}/s{guessed}{note}]",

@@ -95,8 +95,8 @@ struct Pair {
     scale: f32,
 }
 
-/// Factors of a matrix of a model, as its kernels read them.
-pub(crate) struct Factors<'a> {
+/// LoraFactors of a matrix of a model, as its kernels read them.
+pub(crate) struct LoraFactors<'a> {
     /// GGUF's name of the matrix.
     pub name: String,
     /// r.
@@ -210,7 +210,7 @@ impl AdapterFile {
         &self,
         config: &ModelConfig,
         adaptable: &[(String, [u32; 2])],
-    ) -> Result<Vec<Factors<'_>>, Error> {
+    ) -> Result<Vec<LoraFactors<'_>>, Error> {
         let adaptable: HashMap<&str, [u32; 2]> = adaptable.iter().map(|(name, dims)| (name.as_str(), *dims)).collect();
         let known = &*config.architecture;
         let architecture = Architecture::of_gguf(known).or_else(|| Architecture::of_json(known));
@@ -257,13 +257,13 @@ impl AdapterFile {
             let is_turned = name.ends_with(".attn_q.weight") || name.ends_with(".attn_k.weight");
             let heads = attention.filter(|_| is_turned && pairs != own_pairs).map(|own| (own.head_dim, own_pairs));
             let stored = stored(&name, attention.map_or(1, |own| own.n_heads));
-            factors.push(Factors { name, rank: rank as u32, file: self, pair, stored, heads });
+            factors.push(LoraFactors { name, rank: rank as u32, file: self, pair, stored, heads });
         }
         Ok(factors)
     }
 }
 
-impl Factors<'_> {
+impl LoraFactors<'_> {
     /// The first factor, `[r, K]`.
     ///
     /// # Errors
@@ -275,7 +275,7 @@ impl Factors<'_> {
     /// The second factor times the scale, `[N, r]`, its rows in the order of the model's.
     ///
     /// # Errors
-    /// As [`Factors::a`].
+    /// As [`LoraFactors::a`].
     pub fn b(&self, scale: f32) -> Result<Vec<f32>, Error> {
         let mut values = self.values(&self.pair.b)?;
         if let Stored::ByHead { .. } = self.stored {
