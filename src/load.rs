@@ -1,7 +1,7 @@
 //! From a file to a model: which format it is, what its keys mean, where each weight lies.
 //!
-//! `formats` reads bytes and knows no model; `model` records passes and knows no file. This room stands between them:
-//! it turns GGUF metadata or a `config.json` into a [`ModelShape`], and serves tensors under GGUF's names.
+//! `formats` reads bytes and knows no model; `model` records passes and knows no file. This module is between them: it
+//! turns GGUF metadata or a `config.json` into a [`ModelShape`], and serves tensors under GGUF's names.
 
 mod architectures;
 mod catalog;

@@ -11,6 +11,9 @@
 //! What is added is `alpha / r` times the product of the factors; where `use_rslora` says so, `alpha` over the root of r
 //! (Kalajdzievski 2023, arXiv:2312.03732). Everything else that PEFT can train is refused by its name: a file is added as a
 //! whole or not at all.
+//!
+//! Rows of queries and keys are in another order in GGUF files of Llama than in others (`Architecture::pairs`). The
+//! second factor's rows are put into the model's order, so each format works with models in either.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 #[cfg(not(target_arch = "wasm32"))]

@@ -1,5 +1,11 @@
 //! Low-rank addends of a model's products: what an adapter (LoRA, Hu et al. 2021, arXiv:2106.09685) is on a device. Its
 //! weights stay apart from the model's, which any number of adapters share.
+//!
+//! Adding an adapter to the weights would need a copy of them for each adapter, in a type that holds the sum. Instead
+//! the first factors of all matrices with the same input are one matrix, whose product is one dispatch; `matvec_lora`
+//! and `gate_up_lora` add the rest where they write their sums. Those are kernels of their own, because two further
+//! bindings would make the plain ones other pipelines for everyone. Ranks are padded with zeros to the largest of a
+//! stack, factors are F32, and the scale is part of the second ones.
 
 use super::block::Recurrence;
 use super::config::ModelConfig;
