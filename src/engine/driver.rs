@@ -1,4 +1,4 @@
-//! What computes: admits requests, runs passes, tells streams.
+//! The driver: admits requests, runs passes, sends pieces to streams.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,38 +26,38 @@ use crate::platform::pause;
 use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;
 
-/// Tokens of a prompt that are computed between two tokens of those who wait for theirs.
+/// Maximum prefill tokens per step while other sequences decode.
 const BESIDE: u32 = 128;
 
-/// Computes the requests of an [`Engine`](super::Engine): in each step a part of one prompt, and one token of every sequence whose
-/// prompt is computed.
+/// Computes the requests of an [`Engine`](super::Engine). Each step runs one prefill chunk and one decode pass over
+/// all sequences whose prompt is computed.
 pub struct Driver {
     model: Model,
     shared: Arc<Shared>,
-    /// Which one of the engine's it is.
+    /// Index among the engine's drivers.
     number: usize,
     options: EngineOptions,
     passes: Passes,
     drafter: Drafter,
     pages: Pages,
-    /// Places among states and tokens that no sequence has.
+    /// Free slots for recurrent states and token histories.
     slots: Vec<u32>,
-    /// In the order in which they began.
+    /// In order of admission.
     running: Vec<Running>,
-    /// Passes over rows that were submitted and not read.
+    /// Decode passes submitted but not yet read.
     batch: DecodeBatch,
-    /// Tokens so far.
     n_generated: u64,
-    /// Why it computes no more.
+    /// Why the driver has stopped.
     stopped: Option<String>,
     #[cfg(not(target_arch = "wasm32"))]
     watchdog: Option<Watchdog>,
 }
 
 impl Drop for Driver {
-    /// Other drivers are to take what waits, and nobody is to wait for this one. It may be that a panic drops it.
+    /// Fails the running sequences and leaves waiting requests to other drivers. A panic may have dropped the
+    /// driver.
     fn drop(&mut self) {
-        let reason = self.stopped.take().unwrap_or_else(|| "its driver is gone".into());
+        let reason = self.stopped.take().unwrap_or_else(|| "the driver was dropped".into());
         let n_failed = self.running.len() as u64;
         for Running { response, .. } in self.running.drain(..) {
             response.fail(Error::Stopped { reason: reason.clone() });
@@ -101,19 +101,19 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Memory of the weights and of what all sequences share, on all devices that compute layers, with that of a draft model.
+    /// Memory of the weights, caches and passes on all devices, including the draft model's.
     pub fn plan(&self) -> MemoryPlan {
         self.passes.whole_plan() + self.drafter.plan()
     }
 
-    /// Computes until no request comes any more. After an error all that were computed have failed. After a panic it ends, and who
-    /// asks later is unread so: nothing says what the panic has left on the device.
+    /// Runs until the engine is closed or dropped and every request has ended. An error fails all running sequences. A panic
+    /// also stops the driver, because the device state is unknown; later requests get [`Error::Stopped`].
     pub async fn run(&mut self) {
         self.run_by(None).await;
     }
 
-    /// The same; where the device is lost, everything is loaded again and texts go on with the same tokens. After a panic the texts
-    /// that were computed have failed; everything is loaded again for the others.
+    /// As [`Driver::run`], but reloads the model after a lost device and continues all sequences with the same
+    /// tokens. A panic fails the running sequences; the reloaded model serves the waiting requests.
     pub async fn run_with(&mut self, recovery: &mut Recovery<'_, Model>) {
         self.run_by(Some(recovery)).await;
     }
@@ -127,7 +127,7 @@ impl Driver {
         }
     }
 
-    /// Gives it a thread.
+    /// Runs the driver on its own thread.
     #[cfg(not(target_arch = "wasm32"))]
     pub(super) fn spawn(self, run: impl FnOnce(Driver) + Send + 'static) -> Result<(), Error> {
         let thread = std::thread::Builder::new().name("tilewright engine".into());
@@ -135,7 +135,7 @@ impl Driver {
         spawned.map(drop).map_err(|source| Error::Io { path: "a thread".into(), source })
     }
 
-    /// Computes one step. False if there is nothing left to do. After an error all that were computed have failed.
+    /// Computes one step; false if nothing is left to do. An error fails all running sequences.
     ///
     /// # Errors
     /// Those of the device.
@@ -143,7 +143,8 @@ impl Driver {
         self.step_by(None).await
     }
 
-    /// The same; where the device is lost, everything is loaded again and texts go on with the same tokens.
+    /// As [`Driver::step`], but reloads the model after a lost device and continues all sequences with the same
+    /// tokens.
     ///
     /// # Errors
     /// Those of the device.
@@ -160,8 +161,8 @@ impl Driver {
         Ok(!self.running.is_empty() || self.shared.has_waiting())
     }
 
-    /// Waits for requests and computes one step. False if none comes any more. After an error the device is lost: [`Driver::go_on_with`]
-    /// has the texts go on, [`Driver::fail`] ends them.
+    /// Waits for requests and computes one step; false once the engine is closed and idle. After an error,
+    /// [`Driver::go_on_with`] continues the sequences and [`Driver::fail`] ends them.
     ///
     /// # Errors
     /// [`Error::DeviceLost`].
@@ -187,7 +188,7 @@ impl Driver {
             let computed = self.caught_compute().await;
             if let Err(panic @ Error::Panic { .. }) = &computed {
                 self.give_up(panic);
-                self.stop("it panicked, and nothing loads the model again");
+                self.stop("the driver panicked and cannot reload the model");
             }
             return computed;
         };
@@ -207,10 +208,10 @@ impl Driver {
         computed.or_else(|error| self.recover(recovery, error))
     }
 
-    /// Has the model loaded again, until it is somewhere, if that is what an error asks for.
+    /// Reloads the model if `error` allows recovery, again if the reloaded model's device is lost too.
     ///
     /// # Errors
-    /// `error` itself if it is another one; those of loading. It has stopped then if it panicked before.
+    /// `error` itself if a reload cannot help, or the error of loading; after a panic the driver has stopped then.
     fn recover(&mut self, recovery: &mut Recovery<'_, Model>, error: Error) -> Result<(), Error> {
         let (mut error, mut has_panicked) = (error, false);
         loop {
@@ -218,18 +219,17 @@ impl Driver {
             if matches!(error, Error::Panic { .. }) {
                 has_panicked = true;
                 self.give_up(&error);
-                // Other drivers are to take what waits.
+                // Other drivers take the waiting requests.
                 self.shared.update(self.number, 0, |_| {});
                 self.shared.set_condition(self.number, EngineState::Restarting, "");
             }
             let (shared, number, tokens_before) = (self.shared.clone(), self.number, self.cache_tokens());
             let reload = || recovery.reload(error).and_then(|model| self.go_on_with(model));
-            match meanwhile(&shared, number, || caught("going on with a model", reload)).flatten() {
+            match meanwhile(&shared, number, || caught("reloading a model", reload)).flatten() {
                 Ok(()) => {
                     let tokens = self.cache_tokens();
                     if tokens != tokens_before {
-                        recovery
-                            .say(&format!("the cache has room for {tokens} tokens now, before for {tokens_before}"));
+                        recovery.say(&format!("the KV cache now holds {tokens} tokens, before {tokens_before}"));
                     }
                     self.shared.set_condition(self.number, EngineState::Running, "");
                     return Ok(());
@@ -239,7 +239,7 @@ impl Driver {
                     if has_panicked {
                         let reason = match &again {
                             Error::Stopped { reason } => reason.clone(),
-                            other => format!("it panicked, and the model could not be loaded again ({other})"),
+                            other => format!("the driver panicked and could not reload the model ({other})"),
                         };
                         recovery.say(&format!("an engine has stopped: {reason}"));
                         self.stop(&reason);
@@ -250,7 +250,7 @@ impl Driver {
         }
     }
 
-    /// Computes nothing from now on. Whoever waits is unread so if no other driver is left.
+    /// Stops computing. Without another driver, waiting requests fail with `reason`.
     fn stop(&mut self, reason: &str) {
         self.stopped = Some(reason.into());
         self.give_up(&Error::Stopped { reason: reason.into() });
@@ -258,19 +258,19 @@ impl Driver {
         self.shared.set_condition(self.number, EngineState::Stopped, reason);
     }
 
-    /// What a GPU refuses in a step loses it, so that there is one way of going on; and so does a panic.
+    /// Treats a GPU error or a panic in a step as a lost device, so that there is one way to recover.
     fn lost(&self, error: Error) -> Error {
         let reason = match &error {
             Error::OutOfMemory { .. } => LossReason::OutOfMemory,
             Error::Gpu { .. } => LossReason::Refused,
             Error::Panic { .. } => {
-                // Letting go of it may panic as well.
-                let _ = caught("giving a device up", || self.model.devices().for_each(Device::destroy));
+                // Destroying a device may panic as well.
+                let _ = caught("destroying a device", || self.model.devices().for_each(Device::destroy));
                 return error;
             }
             _ => return error,
         };
-        // Which of several it was is not known.
+        // Which of several GPUs failed is unknown.
         let mut gpus = self.model.devices().filter(|device| device.is_gpu()).peekable();
         if gpus.peek().is_none() {
             return error;
@@ -279,13 +279,13 @@ impl Driver {
         Error::DeviceLost { reason, context: "computing a step".into(), message: error.to_string() }
     }
 
-    /// Has all sequences computed anew by a model that was loaded again. A cache never becomes larger by that, and smaller where there
-    /// is less memory: texts that it has no room for wait then.
+    /// Recomputes all sequences with a reloaded model. The cache never grows and may shrink for lack of memory;
+    /// sequences that do not fit then wait.
     pub(crate) fn go_on_with(&mut self, model: Model) -> Result<(), Error> {
         self.model = model;
         self.batch = DecodeBatch::default();
         self.publish_devices();
-        // The old ones give their memory back first.
+        // Free the old draft model first.
         self.drafter = Drafter::default();
         self.drafter = Drafter::of(&self.model, &self.options)?;
         self.passes = make_passes(&self.model, &self.options, self.passes.n_pages() - 1, self.drafter.plan())?;
@@ -301,7 +301,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Has those sequences wait for pages again, with their tokens, that do not go on: the oldest of them is the next to begin.
+    /// Requeues the sequences that cannot continue, with their tokens; the oldest is next in the queue.
     fn keep_running(&mut self, mut goes_on: impl FnMut(&mut Running, &mut Pages) -> bool) {
         let pages = &mut self.pages;
         let over = self.running.extract_if(.., |sequence| !goes_on(sequence, pages)).collect::<Vec<_>>();
@@ -319,7 +319,7 @@ impl Driver {
         self.pages.len() * PAGE as usize
     }
 
-    /// A step. Where it panics, what was computed and all that is kept of it is to be given up.
+    /// Computes a step and catches panics. After a panic the device state must be discarded.
     async fn caught_compute(&mut self) -> Result<(), Error> {
         let computed = caught_in("computing a step", self.watched_compute()).await.flatten();
         #[cfg(not(target_arch = "wasm32"))]
@@ -333,7 +333,7 @@ impl Driver {
         self.shared.set_devices(self.number, self.model.devices().cloned().collect());
     }
 
-    /// A step, and what becomes of one that takes too long.
+    /// Computes a step under the watchdog.
     #[cfg(not(target_arch = "wasm32"))]
     async fn watched_compute(&mut self) -> Result<(), Error> {
         if let Some(watchdog) = &self.watchdog {
@@ -351,7 +351,7 @@ impl Driver {
         self.compute().await
     }
 
-    /// Ends all sequences with an error, of which all but the first are unread in words.
+    /// Fails all sequences: the first with `error`, the others with a copy of its message.
     pub(crate) fn fail(&mut self, error: Error) {
         let said = copy_of(&error);
         let mut error = Some(error);
@@ -361,11 +361,11 @@ impl Driver {
             response.fail(error.take().unwrap_or_else(|| copy_of(&said)));
             self.update(|stats| stats.n_failed += 1);
         }
-        // Nobody knows what passes have left in them.
+        // A failed pass leaves undefined pages.
         self.pages.forget();
     }
 
-    /// The same after a panic, which may have left anything half changed: what keeps account begins anew.
+    /// As [`Driver::fail`], after a panic: rebuilds the page and slot bookkeeping, which may be inconsistent.
     fn give_up(&mut self, error: &Error) {
         self.batch = DecodeBatch::default();
         let n_panics = u64::from(matches!(error, Error::Panic { .. }));
@@ -381,7 +381,7 @@ impl Driver {
         });
     }
 
-    /// Ends the `i`-th sequence with an error.
+    /// Fails the `i`-th sequence.
     fn fail_one(&mut self, i: usize, error: Error) {
         let sequence = self.running.remove(i);
         self.leave(sequence).fail(error);
@@ -405,7 +405,7 @@ impl Driver {
         });
     }
 
-    /// A step of all that there is to do.
+    /// Computes one step and counts its time.
     async fn compute(&mut self) -> Result<(), Error> {
         let begun = Instant::now();
         let computed = self.compute_all().await;
@@ -415,7 +415,7 @@ impl Driver {
 
     async fn compute_all(&mut self) -> Result<(), Error> {
         self.drop_over();
-        // Sequences begin where no pass has the rows of others.
+        // Admission and prefill need a decode batch without passes in flight.
         if self.batch.in_flight.is_empty() {
             self.admit().await?;
             self.compute_prompt().await?;
@@ -423,14 +423,14 @@ impl Driver {
         }
         self.run_ahead().await?;
         self.read_rows().await?;
-        // What is in flight may be of nobody any more.
+        // Passes in flight may belong to ended sequences only.
         if self.running.iter().all(|sequence| !self.batch.has(sequence.slot)) {
             self.batch.in_flight.clear();
         }
         Ok(())
     }
 
-    /// Ends what nobody wants any more, or whose time is over.
+    /// Ends cancelled sequences and those past their deadline.
     fn drop_over(&mut self) {
         drop_waiting(&self.shared, self.number);
         let (mut i, now) = (0, Instant::now());
@@ -442,7 +442,6 @@ impl Driver {
         }
     }
 
-    /// Ends the `i`-th sequence.
     fn end(&mut self, i: usize, reason: StopReason) {
         let sequence = self.running.remove(i);
         let response = self.leave(sequence);
@@ -453,7 +452,7 @@ impl Driver {
         response.end(reason);
     }
 
-    /// Begins requests while there are places and pages.
+    /// Starts requests while slots and pages are free.
     async fn admit(&mut self) -> Result<(), Error> {
         while let Some(&slot) = self.slots.last() {
             let Some(mut waiting) = self.shared.take(self.number) else { break };
@@ -463,7 +462,7 @@ impl Driver {
                 true => asked.mtp_tokens.max(self.options.mtp_tokens),
                 false => 0,
             };
-            // The model may have been loaded again without its adapter.
+            // A reloaded model may lack the adapter.
             if let Err(error) = self.model.adapted_by(waiting.request.adapter.as_deref()) {
                 waiting.response.fail(error);
                 self.update(|stats| stats.n_failed += 1);
@@ -489,7 +488,7 @@ impl Driver {
                     self.update(|stats| stats.cached_tokens += n_cached);
                     taken_up?;
                 }
-                // It waits for pages, and those after it with it.
+                // Requests behind this one also wait for pages.
                 Err(waiting) => {
                     self.shared.put_back(self.number, *waiting);
                     break;
@@ -499,9 +498,9 @@ impl Driver {
         Ok(())
     }
 
-    /// Brings a sequence to where what it has in common with earlier ones ends. False if it has to wait for pages again.
+    /// Restores a sequence's cached prefix. False if the sequence must wait for pages again.
     async fn take_up(&mut self, sequence: &mut Running) -> Result<bool, Error> {
-        // Before another page takes the copy's place.
+        // Before another page reuses the copy.
         if let Some(copy) = sequence.copy.take() {
             self.passes.restore_states(copy, sequence.slot)?;
         }
@@ -512,7 +511,7 @@ impl Driver {
         let (mut states, mut n_restored) = (None, 0);
         for content in on_host {
             self.make_free(1).await?;
-            // What is freed for it may take its place in the host's memory.
+            // Spilling a page for this one may have evicted it from host memory.
             let page = self.pages.on_host_of(content);
             states = page.as_ref().and_then(|page| page.states.clone());
             let Some(page) = page else { break };
@@ -527,12 +526,12 @@ impl Driver {
                 self.passes.write_states(sequence.slot, &states)?;
                 keep_states(&self.passes, &mut self.pages, sequence).map(|()| true)
             }
-            // Without the states after them, pages are of no use.
+            // Pages are useless without the states after them.
             (Some(_), None) => Ok(sequence.begin_anew(&mut self.pages)),
         }
     }
 
-    /// Where pages go to the host's memory: sees to it that so many are free, if as many are kept.
+    /// With CPU offload: spills evictable pages until `n` pages are free.
     async fn make_free(&mut self, n: usize) -> Result<(), Error> {
         let mut n_spilled = 0;
         while let Some((id, copy)) = self.pages.next_to_go(n) {
@@ -546,7 +545,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Computes the next part of the first prompt that is not computed.
+    /// Computes the next prefill chunk of the oldest sequence in prefill.
     async fn compute_prompt(&mut self) -> Result<(), Error> {
         let others_wait = self.running.iter().any(Running::is_ready);
         let most = if others_wait { BESIDE.min(self.passes.max_pass()) } else { self.passes.max_pass() };
@@ -574,7 +573,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Submits a pass over a token of each sequence whose others are computed, which chooses what comes after it.
+    /// Submits a decode pass over the ready sequences and their draft tokens.
     async fn submit_rows(&mut self) -> Result<(), Error> {
         let model = self.model.clone();
         #[cfg(not(target_arch = "wasm32"))]
@@ -590,12 +589,12 @@ impl Driver {
         if ready.is_empty() {
             return Ok(());
         }
-        // A pass has the weights of one adapter. They take turns, in the order of their names.
+        // A pass uses one adapter; adapters take turns in order of their names.
         let adapters = || ready.iter().map(|&i| &running[i].request.adapter);
         let next = adapters().filter(|adapter| **adapter > batch.adapter).min().or(adapters().min());
         let adapter = next.cloned().flatten();
         ready.retain(|&i| running[i].request.adapter == adapter);
-        // Where tokens are computed once more, some sequences may have to wait for the next pass.
+        // Recomputed tokens may leave no rows for some sequences, which wait for the next pass.
         let mut n_free = self.passes.n_rows() as usize;
         ready.retain(|&i| {
             let n_rows = self.running[i].n_rows();
@@ -618,7 +617,7 @@ impl Driver {
             mask: ready.iter().any(|&i| running[i].is_constrained()),
             draw: match ready.iter().filter(|&&i| running[i].draws()).count() {
                 0 => Drawing::None,
-                // Idle rows of a pass draw nothing, nor do those of drafts.
+                // Idle and draft rows do not sample.
                 n if n.is_power_of_two() && n == n_rows => Drawing::All,
                 _ => Drawing::Some,
             },
@@ -628,7 +627,7 @@ impl Driver {
         let mut runs = Vec::with_capacity(ready.len());
         let mut settings: Vec<Sampling> = Vec::with_capacity(n_rows);
         let mut broken = HashMap::new();
-        // Of a row whose text may go on with any token.
+        // The bitmask of a row without a constraint.
         let all =
             if sampler.mask { vec![u32::MAX; mask_words(model.config().vocab_size) as usize] } else { Vec::new() };
         for (&i, drafts) in ready.iter().zip(&drafts) {
@@ -639,7 +638,7 @@ impl Driver {
             runs.push(Run { slot, pos, n_rows: sequence.n_rows(), n_drafts: drafts.len() });
             settings.resize(rows.len(), sequence.sampling());
             if sequence.penalizes() {
-                // Those that are chosen join them on the device.
+                // The device appends the tokens it chooses.
                 if !sequence.has_tokens {
                     device.write(
                         &passes.rows().tokens,
@@ -662,7 +661,7 @@ impl Driver {
                     }
                 };
                 device.write(&passes.rows().allowed, row * all.len(), allowed)?;
-                // Of those that guess, which take any.
+                // Draft rows have no constraint.
                 for row in row + 1..rows.len() {
                     device.write(&passes.rows().allowed, row * all.len(), &all)?;
                 }
@@ -681,7 +680,7 @@ impl Driver {
         self.submit_pass(Running::submitted_rows).await
     }
 
-    /// Submits the pass over the rows of those that are in flight, and has their sequences know of it.
+    /// Submits a pass over the batch's rows and marks their sequences' tokens as submitted.
     async fn submit_pass(&mut self, submitted: impl Fn(&mut Running, usize)) -> Result<(), Error> {
         let Driver { model, passes, running, batch, .. } = self;
         let adapted = model.adapted_by(batch.adapter.as_deref())?;
@@ -694,8 +693,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Submits passes over the same rows after those that are in flight, which have the tokens from the device: as many as keep
-    /// it busy, while each sequence surely goes on and the host has nothing to say before.
+    /// Submits passes ahead of reading the previous tokens, as many as keep the device busy, while no sequence can
+    /// end and the host has no part in them.
     async fn run_ahead(&mut self) -> Result<(), Error> {
         while self.may_run_ahead() {
             self.make_free(self.running.iter().map(|sequence| sequence.pages_for(1)).sum()).await?;
@@ -716,7 +715,7 @@ impl Driver {
 
     fn may_run_ahead(&self) -> bool {
         let n = self.batch.in_flight.len();
-        // Of those that wait the next one is to begin at once.
+        // A waiting request must start at once.
         let others_wait =
             self.running.len() != self.batch.runs.len() || (!self.slots.is_empty() && self.shared.has_waiting());
         (1..self.batch.pace.depth()).contains(&n)
@@ -728,7 +727,7 @@ impl Driver {
             && self.running.iter().all(|sequence| sequence.goes_on_after(n, &self.model))
     }
 
-    /// Waits for the tokens of the oldest pass in flight, and has the texts go on with them.
+    /// Reads the oldest pass in flight and appends its tokens to the sequences.
     async fn read_rows(&mut self) -> Result<(), Error> {
         if self.batch.in_flight.is_empty() {
             return Ok(());
@@ -738,7 +737,7 @@ impl Driver {
         let device = model.device();
         let wants_logits =
             running.iter().any(|sequence| sequence.request.options.logprobs.is_some() && batch.has(sequence.slot));
-        // None is submitted after it while these are wanted.
+        // No pass is submitted ahead while a request wants logits.
         let logits: Vec<f32> = if wants_logits { device.read(&passes.rows().logits).await? } else { Vec::new() };
         let chosen = batch.next().await?;
 
@@ -751,7 +750,7 @@ impl Driver {
         for &Run { slot, pos, n_rows, n_drafts } in &batch.runs {
             let (first, first_draft) = (end, end + n_rows);
             end = first_draft + n_drafts;
-            // Its text may have ended meanwhile.
+            // The sequence may have ended meanwhile.
             let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == slot) else { continue };
             let (n_right, _) = judge(&batch.ids[first_draft..end], &chosen[first_draft - 1..end]);
             sequence.verified(n_right, n_drafts);
@@ -793,13 +792,13 @@ impl Driver {
                 Err(error) => self.fail_one(i, error),
             }
         }
-        // None of them has passes in flight: those that fill the context run batch of nothing.
+        // No pass is in flight here: a sequence that fills the context never runs ahead.
         self.keep_running(|sequence, pages| sequence.slide(context_length, pages));
         Ok(())
     }
 }
 
-/// An error for one more who waits.
+/// A copy of an error for another stream.
 fn copy_of(error: &Error) -> Error {
     match error {
         Error::Panic { context, message } => Error::Panic { context: context.clone(), message: message.clone() },
@@ -809,7 +808,7 @@ fn copy_of(error: &Error) -> Error {
     }
 }
 
-/// Does what may take long. Nobody but a driver looks what of the requests that wait is over, so that another thread does meanwhile.
+/// Runs long work while another thread ends waiting requests that are cancelled or past their deadline.
 #[cfg(not(target_arch = "wasm32"))]
 fn meanwhile<T>(shared: &Shared, driver: usize, work: impl FnOnce() -> T) -> T {
     use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -821,7 +820,7 @@ fn meanwhile<T>(shared: &Shared, driver: usize, work: impl FnOnce() -> T) -> T {
                 drop_waiting(shared, driver);
             }
         };
-        // Where there can be no thread, they wait for the work.
+        // Without a thread they end after the work.
         let _ = std::thread::Builder::new().name("tilewright deadlines".into()).spawn_scoped(scope, look);
         let worked = work();
         drop(working);
@@ -834,7 +833,7 @@ fn meanwhile<T>(_: &Shared, _: usize, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Why a text is over that nobody wants any more, or whose time is over.
+/// Why a sequence must end: cancelled or past its deadline.
 fn over(response: &ResponseSender, deadline: Option<Instant>, now: Instant) -> Option<StopReason> {
     match response.is_cancelled() {
         true => Some(StopReason::Cancelled),
@@ -842,7 +841,7 @@ fn over(response: &ResponseSender, deadline: Option<Instant>, now: Instant) -> O
     }
 }
 
-/// Ends what of the requests that wait is over.
+/// Ends waiting requests that are cancelled or past their deadline.
 fn drop_waiting(shared: &Shared, driver: usize) {
     let now = Instant::now();
     let reason = |waiting: &Waiting| over(&waiting.response, waiting.request.deadline, now);
@@ -854,22 +853,22 @@ fn drop_waiting(shared: &Shared, driver: usize) {
     }
 }
 
-/// Places among states and tokens, all of them free.
+/// All slots, free.
 fn slots(options: &EngineOptions) -> Vec<u32> {
     (1..=options.max_sequences).rev().collect()
 }
 
-/// The pages that passes have, none of them taken.
+/// Page bookkeeping for the pages of `passes`, all free.
 fn new_pages(model: &Model, options: &EngineOptions, passes: &Passes) -> Pages {
     Pages::new(passes.n_pages(), options.prefix_cache, n_copies(model, options), options.host_cache_bytes)
 }
 
-/// Copies of states that there is room for, where the model has states and beginnings are kept.
+/// Number of state copies, for recurrent models with a prefix cache.
 fn n_copies(model: &Model, options: &EngineOptions) -> Option<u32> {
     (model.config().is_recurrent() && options.prefix_cache).then_some(2 * options.max_sequences)
 }
 
-/// Copies the states of a sequence that has just ended a page, so that others can go on from there.
+/// Copies the recurrent states of a sequence that ends at a page boundary, for later sequences to start from.
 fn keep_states(passes: &Passes, pages: &mut Pages, sequence: &Running) -> Result<(), Error> {
     match sequence.page_at_end().and_then(|page| pages.take_copy(page)) {
         Some(copy) => passes.keep_states(sequence.slot, copy),
@@ -877,12 +876,13 @@ fn keep_states(passes: &Passes, pages: &mut Pages, sequence: &Running) -> Result
     }
 }
 
-/// What the sequences of an engine share, as much of it as the memory allows and up to so many pages: on a GPU, whose memory nobody
-/// knows, it is allocated to see that. Half of the pages are tried where there is no memory for all. `beside`: what a draft model takes.
+/// Allocates the shared cache and the passes, with up to `most_pages` pages. Free GPU memory is unknown, so the
+/// allocation itself is the test; without a requested size, half the pages are tried until it fits. `beside`: memory
+/// of the draft model.
 fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: MemoryPlan) -> Result<Passes, Error> {
     let pages_each = model.context_length().div_ceil(PAGE);
     let n_sequences = options.max_sequences;
-    // Layers have keys of as many bytes in a page as a binding has room for.
+    // The keys of a layer must fit one binding.
     let widest = model.config().blocks.iter().map(|block| {
         let attention = &block.attention;
         u64::from(attention.n_kv_heads) * u64::from(model.kv_type().row_words(attention.head_dim)) * 4 * u64::from(PAGE)
@@ -912,7 +912,7 @@ fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: 
         let passes = Passes::declare(model, sizes(n_pages))?;
         let mut plan = passes.plan() + beside;
         plan.weights_bytes += model.named_adapters_bytes();
-        let fits = model.check_fits(&plan, "fewer sequences or a shorter context would take less");
+        let fits = model.check_fits(&plan, "use fewer sequences or a shorter context");
         let fits = fits.and_then(|()| model.check_fits_before(passes.plans_before()));
         match fits.and_then(|()| passes.allocate(asked.is_none())) {
             Err(Error::Memory { .. } | Error::OutOfMemory { .. }) if asked.is_none() && n_pages > pages_each => {
@@ -920,7 +920,7 @@ fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: 
                 model.devices().for_each(Device::free_unused);
                 n_pages = (n_pages / 2).max(pages_each)
             }
-            // The first step finds that as well, and knows what to do.
+            // The first step finds the loss again and recovers.
             Err(Error::DeviceLost { .. }) => return Ok(passes),
             fits => return fits.map(|()| passes),
         }

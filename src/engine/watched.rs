@@ -1,4 +1,4 @@
-//! A value that some change and others wait for.
+//! A mutex-guarded value that tasks can wait on.
 
 use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,12 +22,12 @@ impl<T> Watched<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at it, or changes what nobody waits for.
+    /// Reads or changes the value without waking waiters.
     pub fn with<R>(&self, look: impl FnOnce(&mut T) -> R) -> R {
         look(&mut self.inner().value)
     }
 
-    /// Changes it, and wakes those who wait.
+    /// Changes the value and wakes all waiters.
     pub fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut inner = self.inner();
         let changed = change(&mut inner.value);
@@ -37,7 +37,7 @@ impl<T> Watched<T> {
         changed
     }
 
-    /// Waits until `take` finds something.
+    /// Waits until `take` returns a value.
     pub async fn until<R>(&self, mut take: impl FnMut(&mut T) -> Option<R>) -> R {
         poll_fn(|context| {
             let mut inner = self.inner();
