@@ -1,17 +1,16 @@
-//! Values that tasks and threads hand each other.
+//! An async queue between tasks and threads.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-/// Values on their way, first in, first out. With one value, which each taker puts back, it is a lock for which
-/// nobody blocks.
+/// A first-in, first-out queue. With a single value that each taker puts back, it is a non-blocking lock.
 pub(super) struct Mailbox<T>(Mutex<Content<T>>);
 
 struct Content<T> {
     values: VecDeque<T>,
-    /// Who waits for a value.
+    /// Tasks waiting for a value.
     takers: Vec<Waker>,
 }
 
@@ -25,11 +24,11 @@ impl<T> Mailbox<T> {
         content.values.push_back(value);
         let takers = std::mem::take(&mut content.takers);
         drop(content);
-        // One of them finds it. The others wait again, and so does whoever has given up since.
+        // One taker gets the value; the others wait again. Stale wakers are harmless.
         takers.into_iter().for_each(Waker::wake);
     }
 
-    /// The next value, once there is one.
+    /// Waits for the next value.
     pub async fn take(&self) -> T {
         let next = poll_fn(|cx| {
             let mut content = self.content();
