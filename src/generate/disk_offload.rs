@@ -1,12 +1,12 @@
-//! Models larger than memory: the matrices of some layers stay in the file, and each pass reads them again.
+//! Disk offload for models larger than memory: some layers' matrices stay in the file, and each pass reads them
+//! again.
 //!
-//! All tensors of a model are declared as ever. Those of the layers that are streamed share slots, which these layers take in
-//! turns: while the device computes a layer, a thread reads the next one into the slot that is free. In a browser, where a GPU
-//! computes what was submitted, the pass itself reads it. Layers come in the same
-//! order in every pass, so whatever is kept besides is best kept for good: of what a cache gave up and fetched by age, a cycle
-//! would find nothing.
+//! All tensors are declared as usual, but offloaded layers share a few slots in turn: while the device computes a
+//! layer, a thread reads the next one into the free slot. In a browser, where a GPU runs asynchronously, the pass
+//! reads the layer itself. Every pass visits the layers in the same order, so the resident ones never change: an LRU
+//! cache would always miss.
 //!
-//! Of a mixture of experts these may be the experts' matrices alone, see [`super::kept`].
+//! A mixture of experts may offload its experts' matrices only, see [`super::expert_cache`].
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,40 +31,40 @@ use crate::platform::spawn;
 use crate::recording::Recording;
 use crate::tensor::{Block, Role, Tensor};
 
-/// What is read from the file in each pass, layers and rows of tables, and what came of it.
+/// Disk offload of layers and embedding tables, with statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Streaming {
-    /// Layers that the device computes.
+    /// Layers of the device.
     pub n_layers: usize,
-    /// Those of them that each pass reads.
+    /// Layers that each pass reads.
     pub n_streamed: usize,
-    /// Bytes of all layers' matrices on the device, if they were all there.
+    /// Bytes of all layers' matrices.
     pub layers_bytes: u64,
-    /// Bytes of those that each pass reads, or a pass of many tokens at most where experts are kept.
+    /// Bytes that each pass reads; with an expert cache, the maximum of a pass over many tokens.
     pub streamed_bytes: u64,
-    /// A context length that would leave room for all of the model, if a shorter one does.
+    /// A shorter context length at which the whole model fits, if any.
     pub fitting_context: Option<u32>,
-    /// Layers that were read so far.
+    /// Layers read so far.
     pub n_read: u64,
-    /// Time that reading took.
+    /// Time spent reading layers.
     pub reading: Duration,
-    /// Time in which nothing was computed because a layer was not there yet.
+    /// Time the device waited for layers.
     pub waiting: Duration,
-    /// Bytes that tables of tokens would take on the device which stay in the file; each pass reads the rows of its tokens.
+    /// Bytes of the embedding tables on disk, of which each pass reads its tokens' rows.
     pub tables_bytes: u64,
-    /// Rows that were read so far.
+    /// Table rows read so far.
     pub n_rows_read: u64,
-    /// Time that reading them took, with handing them to the device.
+    /// Time spent reading and uploading rows.
     pub reading_rows: Duration,
-    /// Bytes of the file that were read so far.
+    /// Bytes read from disk so far.
     pub read_bytes: u64,
-    /// Where these are experts' matrices alone and passes of a few tokens read single experts: what came of those. `n_streamed`
-    /// and `n_read` are then of passes of many tokens.
+    /// Statistics of the expert cache, if only experts are offloaded. `n_streamed` and `n_read` then count passes
+    /// over many tokens only.
     pub experts: Option<ExpertCacheStats>,
 }
 
 impl Streaming {
-    /// Of a model all of whose layers are on the device.
+    /// For a model without disk offload.
     pub(super) fn resident(transformer: &Transformer) -> Streaming {
         let matrices = matrices(&transformer.weights);
         Streaming {
@@ -74,7 +74,7 @@ impl Streaming {
         }
     }
 
-    /// The share of a pass's bytes that is on the device already, or of the experts that were chosen: 0 to 1.
+    /// Fraction of a pass's bytes, or of the chosen experts, already on the device: 0 to 1.
     pub fn hit_rate(&self) -> f64 {
         if let Some(experts) = &self.experts {
             return experts.hit_rate();
@@ -82,14 +82,14 @@ impl Streaming {
         1.0 - self.streamed_bytes as f64 / (self.layers_bytes as f64).max(1.0)
     }
 
-    /// The share of the time of reading in which the device computed: 0 to 1.
+    /// Fraction of the reading time during which the device computed: 0 to 1.
     pub fn overlap(&self) -> f64 {
         let share = self.waiting.as_secs_f64() / self.reading.as_secs_f64().max(1e-9);
         1.0 - share.min(1.0)
     }
 }
 
-/// The matrices of each layer.
+/// Matrices of each layer.
 fn matrices(weights: &Weights) -> Vec<Vec<Tensor>> {
     let mut layers: Vec<Vec<Tensor>> = vec![Vec::new(); weights.blocks.len()];
     for (name, place) in weights.destinations() {
@@ -104,7 +104,7 @@ fn matrices(weights: &Weights) -> Vec<Vec<Tensor>> {
     layers
 }
 
-/// The matrices of a layer's experts.
+/// Matrices of a layer's experts.
 fn of_experts(experts: &ExpertWeights) -> Vec<Tensor> {
     let [up, down] = experts.matrices();
     up.chain(down).flat_map(Matrix::tensors).cloned().collect()
@@ -118,7 +118,7 @@ fn bytes(tensors: &[Tensor]) -> u64 {
     tensors.iter().map(Tensor::size_bytes).sum()
 }
 
-/// What a placement has to know of these layers.
+/// Layer sizes for the placement.
 pub(super) fn layer_sizes(weights: &Weights, config: &ModelConfig, layers: Range<u32>) -> Vec<LayerSizes> {
     let matrices = matrices(weights);
     let layer = |l: usize| {
@@ -132,23 +132,22 @@ pub(super) fn layer_sizes(weights: &Weights, config: &ModelConfig, layers: Range
     layers.map(|l| layer(l as usize)).collect()
 }
 
-/// Layers in the file, and the slots that they take in turns.
+/// Offloaded layers and their shared slots.
 pub(super) struct DiskOffload {
     reader: Arc<Reader>,
-    /// What it reads of each layer.
+    /// Tensors read for each layer.
     tensors: Vec<Vec<Tensor>>,
-    /// Taken by a pass to its end: slots serve one at a time.
+    /// Held by a pass to its end: one pass at a time uses the slots.
     lane: Mailbox<Option<Lane>>,
     plan: Streaming,
     waiting_ns: AtomicU64,
 }
 
-/// Reads layers into their slots.
 struct Reader {
-    /// By their order: number, and what reads it.
+    /// Layer numbers and feeds, in order.
     layers: Vec<(usize, Feed)>,
     files: WeightFiles,
-    /// Reads single experts for passes of a few tokens.
+    /// Reads single experts for passes over a few tokens.
     kept: Option<ExpertCache>,
     n_read: AtomicU64,
     read_bytes: AtomicU64,
@@ -156,7 +155,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Reads the `i`-th of the layers into its slot.
+    /// Reads the `i`-th offloaded layer into its slot.
     ///
     /// # Errors
     /// Those of reading.
@@ -173,7 +172,7 @@ impl Reader {
     }
 }
 
-/// Reads when a pass waits for a layer.
+/// Reads a layer when a pass waits for it.
 #[cfg(target_arch = "wasm32")]
 struct Lane {
     reader: Arc<Reader>,
@@ -193,19 +192,19 @@ impl Lane {
     fn release(&self, _: usize) {}
 }
 
-/// A thread that reads ahead.
+/// A read-ahead thread.
 #[cfg(not(target_arch = "wasm32"))]
 struct Lane {
-    /// Tells it which slot may be overwritten. Dropping it ends the thread.
+    /// Sends the slots that may be overwritten. Dropping it ends the thread.
     free: Option<Sender<usize>>,
-    /// Layers that are in their slots.
+    /// Layers read into their slots.
     ready: Arc<Mailbox<Result<usize, Error>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[cfg(not(target_arch = "wasm32"))]
 impl Lane {
-    /// Starts a thread that reads the layers in order, again and again, as slots become free.
+    /// Starts a thread that reads the layers in a cycle as slots become free.
     fn start(reader: &Arc<Reader>, device: &Device) -> Result<Lane, Error> {
         let (free, frees) = channel();
         let ready = Arc::new(Mailbox::new([]));
@@ -233,34 +232,33 @@ impl Lane {
         Ok(Lane { free: Some(free), ready, thread: Some(thread) })
     }
 
-    /// Waits until a layer is in its slot.
     async fn wait_for(&self, i: usize) -> Result<(), Error> {
         let ready = self.ready.take().await?;
-        // Passes have all layers in order, and one that fails ends the thread.
+        // Passes visit all layers in order, and a failed one ends the thread.
         debug_assert_eq!(ready, i);
         Ok(())
     }
 
-    /// Gives the slot of a layer back that was computed.
+    /// Frees a computed layer's slot.
     fn release(&self, i: usize) {
-        // A thread that is gone has said why.
+        // If the thread has ended, the next `wait_for` returns its error.
         let _ = self.free.as_ref().map(|free| free.send(i % SLOTS));
     }
 }
 
 #[cfg(not(target_arch = "wasm32"))]
 impl Drop for Lane {
-    /// Waits for the thread: two of them would write to the same slots.
+    /// Joins the thread, so that two never write to the same slots.
     fn drop(&mut self) {
         self.free = None;
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// A pass's turn with the slots.
+/// A pass's exclusive use of the slots.
 pub(super) struct Turn<'a> {
     lanes: &'a Mailbox<Option<Lane>>,
-    /// What is left to the next pass, which begins anew without it.
+    /// Left to the next pass; `None` makes that one start a new lane.
     lane: Option<Lane>,
 }
 
@@ -270,7 +268,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Tells a pass what its thread read, and when the thread is gone.
+/// Sends layers to the pass, and an error when the thread ends.
 #[cfg(not(target_arch = "wasm32"))]
 struct Told(Arc<Mailbox<Result<usize, Error>>>);
 
@@ -287,7 +285,7 @@ fn of_thread(source: std::io::Error) -> Error {
 }
 
 impl DiskOffload {
-    /// Puts the matrices that are streamed into slots; the weights were just declared. The report has `fitting_context`.
+    /// Assigns slots to the offloaded matrices of newly declared weights. `fitting_context`: for the report.
     pub fn new(
         transformer: &Transformer,
         catalog: &Catalog,
@@ -344,14 +342,14 @@ impl DiskOffload {
         }
     }
 
-    /// A feed of what stays on the device.
+    /// A feed of the resident weights.
     pub fn resident(&self, transformer: &Transformer, catalog: &Catalog) -> Feed {
         let is_streamed = |place: &Destination| self.tensors.iter().any(|tensors| fills(place, tensors));
         let resident = transformer.destinations().filter(|(_, place)| !is_streamed(place));
         Feed::digesting(catalog, resident, |_| true)
     }
 
-    /// Reads what stays on the device beside that.
+    /// Reads the resident weights of offloaded layers.
     ///
     /// # Errors
     /// As [`ExpertCache::fill`].
@@ -360,7 +358,7 @@ impl DiskOffload {
         self.reader.kept.as_ref().map_or(Ok(()), |kept| kept.fill(device, &self.reader.files))
     }
 
-    /// Reads what stays on the device beside that.
+    /// Reads the resident weights of offloaded layers.
     ///
     /// # Errors
     /// As [`ExpertCache::fill`].
@@ -372,19 +370,19 @@ impl DiskOffload {
         }
     }
 
-    /// What the digest of a model's tensors has of those that are streamed. All of them are read for it.
+    /// The offloaded tensors' share of the model digest. Reads them completely.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn digest(&self) -> u64 {
         let digests = self.reader.layers.iter().map(|(_, feed)| feed.digest_of_files(&self.reader.files));
         digests.fold(0, u64::wrapping_add)
     }
 
-    /// What there is to stream, and what came of it so far.
+    /// Disk offload with its statistics.
     pub fn report(&self) -> Streaming {
         let duration = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
         let Reader { kept, n_read, read_bytes, reading_ns, .. } = &*self.reader;
         let experts = kept.as_ref().map(|kept| kept.report());
-        // Single experts are read while nothing is computed.
+        // Reading single experts always stalls the device.
         let waited = kept.as_ref().map_or(Duration::ZERO, |kept| kept.reading());
         Streaming {
             n_read: n_read.load(Ordering::Relaxed),
@@ -396,9 +394,9 @@ impl DiskOffload {
         }
     }
 
-    /// Runs a recording, of whose rows the first `n_rows` are those of tokens, up to the last step that waits for the
-    /// file. Returns the number of the next step, and the turn, which is the pass's until the others were submitted.
-    /// Whoever drops the future before its end has computed a part of a pass.
+    /// Runs a recording, whose first `n_rows` rows are tokens, up to the last step that waits for the disk. Returns
+    /// the next step and the turn, which the caller must hold until the remaining steps are submitted. Dropping the
+    /// future leaves the pass partly computed.
     ///
     /// # Errors
     /// Those of reading and of [`Device::run`].
@@ -417,7 +415,7 @@ impl DiskOffload {
             return Ok((0, turn));
         }
         device.prepare(recording)?;
-        // A pass that fails or is given up leaves none.
+        // A failed or dropped pass leaves no lane.
         let lane = match turn.lane.take() {
             Some(lane) => lane,
             None => Lane::start(&self.reader, device)?,
@@ -432,7 +430,7 @@ impl DiskOffload {
             lane.wait_for(i).await?;
             self.waiting_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
             device.run_steps(recording, steps.clone())?;
-            // Whatever is written from now on is written after these steps.
+            // Later writes to the slot are queued after these steps.
             lane.release(i);
             done = steps.end;
         }
@@ -441,7 +439,7 @@ impl DiskOffload {
     }
 }
 
-/// Reads all of a feed, and returns its bytes. What is on its way to the device is bounded.
+/// Reads a whole feed and returns its bytes, with bounded uploads in flight.
 pub(super) async fn read(mut feed: Feed, device: &Device, files: &WeightFiles) -> Result<u64, Error> {
     const MOST_IN_FLIGHT: u64 = 32 << 20;
     let mut in_flight = 0;
@@ -455,7 +453,7 @@ pub(super) async fn read(mut feed: Feed, device: &Device, files: &WeightFiles) -
     Ok(feed.progress().0)
 }
 
-/// Whether a tensor's rows belong into one of these.
+/// Whether a destination is one of these tensors.
 fn fills(place: &Destination, tensors: &[Tensor]) -> bool {
     let Destination::Rows { matrix, .. } = place else { return false };
     matrix.slabs().iter().any(|slab| tensors.iter().any(|tensor| tensor.is_same(&slab.words)))
