@@ -793,8 +793,8 @@ fn bad_requests_are_errors_that_name_the_option() {
     fails(&[1], with(&|o| o.min_p = 1.5), "min_p");
     fails(&[1], with(&|o| o.repeat_penalty = 0.0), "repeat_penalty");
     fails(&[1], with(&|o| o.stop = vec![String::new()]), "stop");
-    fails(&[1], with(&|o| o.stop = vec!["x".into(), "é".repeat(513)]), "texts of 1 to 1024 bytes");
-    fails(&[1], with(&|o| o.stop = vec!["x".into(); 129]), "at most 128 texts");
+    fails(&[1], with(&|o| o.stop = vec!["x".into(), "é".repeat(513)]), "strings of 1 to 1024 bytes");
+    fails(&[1], with(&|o| o.stop = vec!["x".into(); 129]), "at most 128 strings");
     fails(&[1], with(&|o| o.tokens_per_submit = Some(0)), "tokens_per_submit");
     fails(&[1], with(&|o| o.tokens_per_submit = Some(17)), "1 to 16");
     fails(&[1], with(&|o| o.submits_in_flight = Some(0)), "submits_in_flight");

@@ -154,7 +154,7 @@ fn a_file_without_the_state_that_its_session_goes_on_from_is_refused() {
                 let mut crafted = bytes.clone();
                 crafted[at..at + 16].copy_from_slice(bytemuck::cast_slice(&states[..]));
                 let error = other.restore_bytes(&crafted).unwrap_err().to_string();
-                let expected = format!("one after {n}, as many as are cached");
+                let expected = format!("after {n} tokens, as many as are cached");
                 assert!(error.contains("state") && error.contains(&expected), "{name}, {states:?}: {error}");
                 assert_eq!(other.tokens(), ids, "{name}: as it was");
             }
