@@ -17,6 +17,7 @@ use crate::tensor::Tensor;
 /// One dispatch of a pass with its time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimedDispatch {
+    /// Kernel.
     pub kernel: &'static str,
     /// Shader variant.
     pub variant: &'static str,

@@ -72,6 +72,7 @@ impl Session {
         &self.passes.cache
     }
 
+    /// The session's model.
     pub fn model(&self) -> &Model {
         &self.model
     }
