@@ -1,7 +1,7 @@
 //! Conversations with a model: from messages to a prompt, and from generated pieces to an answer.
 //!
 //! ```text
-//! ChatRequest --template, format--> ChatPrompt (ids, options, reader) --session or engine--> pieces --reader--> events
+//! ChatRequest --template, format--> ChatPrompt (ids, options, reader) --session or engine--> pieces --reader-> events
 //! ```
 //!
 //! A request becomes the prompt, the generation options (with the constraint on tool calls and the stop conditions)
@@ -43,7 +43,7 @@ use crate::tokenizer::{EncodeOptions, Tokenizer};
 /// let answer = chat.answer(&mut session, &request).await?;
 /// println!("{} ({:?})", answer.text, answer.stop_reason);
 ///
-/// // The conversation goes on, and the answer is printed as it comes.
+/// // Continue the conversation, and print the answer as it is generated.
 /// request.push(answer);
 /// request.messages.push(Message::new("user", "And then?"));
 /// let mut stream = chat.stream(&mut session, &request)?;

@@ -106,8 +106,9 @@ impl Driver {
         self.passes.whole_plan() + self.drafter.plan()
     }
 
-    /// Runs until the engine is closed or dropped and every request has ended. An error fails all running sequences. A panic
-    /// also stops the driver, because the device state is unknown; later requests get [`Error::Stopped`].
+    /// Runs until the engine is closed or dropped and every request has ended. An error fails all running
+    /// sequences. A panic also stops the driver, because the device state is unknown; later requests get
+    /// [`Error::Stopped`].
     pub async fn run(&mut self) {
         self.run_by(None).await;
     }

@@ -256,9 +256,7 @@ impl Model {
         let (transformer, plan, streamed) = part.place(&placement, files)?;
         debug_assert!(limit.is_none_or(|limit| plan.total_bytes() <= limit.bytes), "{plan:?} in {limit:?}");
         if !unread.is_empty() {
-            device
-                .tested()
-                .note(format!("text-only: ignoring the model's {} weights", unread.join(", ")));
+            device.tested().note(format!("text-only: ignoring the model's {} weights", unread.join(", ")));
         }
         let feed = match &streamed {
             Some(streamed) => streamed.resident(&transformer, &catalog),
@@ -496,7 +494,9 @@ impl Model {
             let expected = "a model with all layers on the device".into();
             let found = match streaming.experts {
                 Some(experts) => format!("{} of {} experts on the device", experts.n_kept, experts.n_experts),
-                None => format!("{} of {} layers read from disk in each pass", streaming.n_streamed, streaming.n_layers),
+                None => {
+                    format!("{} of {} layers read from disk in each pass", streaming.n_streamed, streaming.n_layers)
+                }
             };
             return Err(Error::Option { option, expected, found });
         }

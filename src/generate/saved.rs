@@ -4,7 +4,7 @@
 //! __metadata__  format "tilewright session", version "2"; model: digest of weights and vocabulary; name; kv_type
 //!               cached: tokens whose keys follow; angles: RoPE table row of position 0; note: the caller's text
 //! tokens        U32 [n]                       the sequence, cached tokens first
-//! cache.<l>.k   U32 [Hkv, rows, row]          keys of the latest `rows` cached tokens, packed as `kv_type` says; and .v
+//! cache.<l>.k   U32 [Hkv, rows, row]          keys of the latest `rows` cached tokens, in `kv_type`; also .v
 //! cache.<l>.past, .state   F32                states of a recurrent layer, by slot
 //! states        U32 [slots]                   positions after which the states are, for recurrent models
 //! ```

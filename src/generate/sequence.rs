@@ -23,8 +23,8 @@ pub(crate) fn slide(ids: &mut Vec<u32>, context_length: usize) {
 /// ```text
 /// position       0   1   2   3   4   5   6
 /// ids            a   b   c   d                kept
-/// in the cache   a   b   c   d   e   f        the first `n_cached` are kept tokens; what comes after them counts for nothing
-/// n_ahead                        e   f   g    chosen on the device in this order, and not kept so far
+/// in the cache   a   b   c   d   e   f        the first `n_cached` are kept tokens; ignore the rest
+/// n_ahead                        e   f   g    chosen on the device in this order, not kept yet
 /// ```
 ///
 /// [`Sequence::keep`] takes the oldest token chosen ahead. Every other change discards them all; the cache entries

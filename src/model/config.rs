@@ -22,7 +22,8 @@ pub struct ModelConfig {
     pub n_mtp: u32,
     /// Kind of norm.
     pub norm: NormKind,
-    /// `attention.layer_norm_rms_epsilon`, `attention.layer_norm_epsilon`; `rms_norm_eps`, `layer_norm_eps`, `norm_eps`.
+    /// Epsilon: `attention.layer_norm_rms_epsilon`, `attention.layer_norm_epsilon`; `rms_norm_eps`, `layer_norm_eps`,
+    /// `norm_eps`.
     pub norm_eps: f32,
     /// RoPE configurations that blocks refer to: `rope.*`; `rope_theta`, `rope_scaling`, `rope_parameters`.
     pub ropes: Vec<RopeConfig>,

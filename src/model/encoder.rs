@@ -61,9 +61,10 @@ impl BatchTensors {
                 first.attention.kernel(config.causal)
             }
             _ => {
-                let mut found: Vec<[u32; 3]> = config.blocks.iter().map(|block| block.attention.heads()).collect();
-                found.dedup();
-                return Err(config_error("attention.head_count", "the same in all layers".into(), format!("{found:?}")));
+                let mut heads: Vec<[u32; 3]> = config.blocks.iter().map(|block| block.attention.heads()).collect();
+                heads.dedup();
+                let found = format!("{heads:?}");
+                return Err(config_error("attention.head_count", "the same in all layers".into(), found));
             }
         };
         let tensor = |label, shape: &[u32], dtype| Tensor::declare(label, Role::Activations, shape, dtype);

@@ -372,7 +372,5 @@ fn draft_models_are_checked() {
     assert!(refused(&other, 4, endless(5)).contains("a vocabulary of 1024 tokens"));
     assert!(refused(&model, 0, endless(5)).contains("1 or more"));
     assert!(refused(&model, 8, endless(5)).contains("0 to 7"));
-    assert!(
-        refused(&model, 4, GenerateOptions::default()).contains("speculation requires greedy decoding")
-    );
+    assert!(refused(&model, 4, GenerateOptions::default()).contains("speculation requires greedy decoding"));
 }
