@@ -362,7 +362,7 @@ impl Driver {
             response.fail(error.take().unwrap_or_else(|| copy_of(&said)));
             self.update(|stats| stats.n_failed += 1);
         }
-        // A failed pass leaves undefined pages.
+        // A failed pass may leave pages undefined.
         self.pages.forget();
     }
 

@@ -41,13 +41,13 @@ pub(super) struct Sizes {
 /// A recorded pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Pass {
-    /// A prefill chunk of so many rows.
+    /// A prefill chunk of this many rows.
     Prompt(u32),
-    /// A decode pass of so many rows.
+    /// A decode pass of this many rows.
     Rows(u32, RowsForm),
-    /// The MTP head's prefill after a prefill chunk of so many rows.
+    /// The MTP head's prefill after a prefill chunk of this many rows.
     MtpFollow(u32),
-    /// The MTP head's draft after a decode pass of so many rows, with this ending.
+    /// The MTP head's draft after a decode pass of this many rows, with this ending.
     MtpDraft(u32, Ending),
 }
 

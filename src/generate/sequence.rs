@@ -376,7 +376,7 @@ mod tests {
         }
 
         /// A pass over the uncached tokens and draft tokens, the first `n_right` of them right. Returns how many
-        /// drafts were used: none if the uncached tokens fill the pass.
+        /// drafts were used: none if they exceed the pass's rows.
         fn draft(&mut self, n: usize, n_right: usize, size: usize) -> usize {
             self.chosen.clear();
             self.sequence.leave_last(1);

@@ -87,7 +87,7 @@ impl Session {
         self.sequence.n_cached()
     }
 
-    /// Memory of the weights and this session, including adapters in use.
+    /// Memory of the weights and this session, including adapters with recorded passes.
     pub fn plan(&self) -> MemoryPlan {
         self.passes.plan()
     }

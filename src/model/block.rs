@@ -15,7 +15,7 @@ pub struct Block {
     pub attn_norm: NormPlace,
     /// Position of the feed-forward's norms.
     pub ffn_norm: NormPlace,
-    /// Whether a third half gates the layer's part of the token's per-layer embedding:
+    /// Whether the layer has a third half, which adds its per-layer embedding:
     /// [`ModelConfig::per_layer`](super::ModelConfig::per_layer).
     pub per_layer: bool,
     /// Whether the layer scales the residual stream at its end: Gemma 4.

@@ -268,7 +268,7 @@ impl Transformer {
 
     /// Records a pass over `n_tokens` tokens with its ending: of one sequence from the state's position, or one
     /// token per sequence of a batch ([`StepState::is_batch`]). The state advances to the chosen tokens, so that the
-    /// next pass needs no host. A stage without the last layers leaves its activations for the next stage instead.
+    /// next pass needs no host input. A stage without the last layers leaves its activations for the next stage.
     ///
     /// # Errors
     /// [`Error::Shape`] or [`Error::Operand`] if the tensors do not fit the configuration.

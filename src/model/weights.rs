@@ -90,7 +90,7 @@ pub struct BlockWeights {
     pub attn_norms: HalfNorms,
     /// Q, K and V, `[(H + 2 Hkv) D, C]`, or the input projection of a recurrent layer.
     pub attn_qkv: Stack,
-    /// Recurrent layers.
+    /// Vectors of a recurrent layer.
     pub recurrence: Option<RecurrenceWeights>,
     /// Norms of queries and of keys.
     qk_norm: Option<Joined>,
