@@ -46,7 +46,7 @@ export function createClient(options: ClientOptions): Client {
     }
     const model = Object.hasOwn(models, name) ? models[name] : undefined;
     if (model === undefined) {
-      throw new TilewrightError("model_not_found", `there is no model ${JSON.stringify(name)} here`, { param: "model" });
+      throw new TilewrightError("model_not_found", `there is no model ${JSON.stringify(name)}`, { param: "model" });
     }
     return model;
   };

@@ -60,7 +60,7 @@ export async function createEmbeddings(embedder: Embedder, request: EmbeddingReq
 function textsOf(input: unknown): string[] {
   const all: unknown[] = Array.isArray(input) ? input : [input];
   if (all.length > 0 && all.every((one) => typeof one === "number" || Array.isArray(one))) {
-    throw unsupported("input", "input is of token ids, only texts are supported");
+    throw unsupported("input", "input has token ids; only texts are supported");
   }
   if (all.length === 0 || all.length > MOST_TEXTS || !all.every((one) => typeof one === "string")) {
     throw invalid("input", input, `a text or a list of 1 to ${MOST_TEXTS} texts`);
