@@ -102,7 +102,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     let lease = app.models.get(model).await?;
     let dims = u64::from(lease.embedder()?.dims());
     if let Some(dimensions) = dimensions.filter(|&dimensions| dimensions != dims) {
-        let message = format!("dimensions is {dimensions}, and the vectors of {model} have {dims}: they cannot be cut");
+        let message = format!("dimensions is {dimensions}, but vectors of {model} have {dims} and cannot be truncated");
         return Err(ApiError::unsupported("dimensions", message));
     }
     let (vectors, n) = vectors_of(&app, lease, &asked.since.trace, texts).await?;

@@ -443,7 +443,7 @@ pub async fn embed(State(app): State<Arc<App>>, asked: Asked) -> Result<Response
     if dimensions.is_some_and(|dimensions| dimensions != u64::from(dims)) {
         return Err(ApiError::unsupported(
             "dimensions",
-            format!("dimensions is not {dims}, and vectors cannot be cut"),
+            format!("dimensions is not {dims}, and vectors cannot be truncated"),
         ));
     }
     if let Some(keep) = keep {

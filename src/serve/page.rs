@@ -65,7 +65,7 @@ impl Page {
                 }
             }
             if files.len() + folders.len() > MOST_FILES {
-                let (expected, found) = (format!("a folder of at most {MOST_FILES} files"), "more".into());
+                let (expected, found) = (format!("a folder of at most {MOST_FILES} files"), "more files".into());
                 return Err(Error::Option { option: "page", expected, found });
             }
         }

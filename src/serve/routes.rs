@@ -248,7 +248,7 @@ impl hyper::body::Body for Watched {
 }
 
 async fn wrong_method(method: Method, path: MatchedPath) -> ApiError {
-    let message = format!("{} does not take {method}", path.as_str());
+    let message = format!("{} does not accept {method}", path.as_str());
     ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
@@ -303,7 +303,7 @@ async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<B
             entry.clone()
         }
         _ => {
-            let message = "a model is read with GET, and takes POST at /load and /unload";
+            let message = "a model accepts GET, and POST at /load and /unload";
             return Err(ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
         }
     };

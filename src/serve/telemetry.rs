@@ -124,8 +124,8 @@ impl Telemetry {
     pub fn register(&self, registry: &mut Registry) {
         if let Some(sending) = &self.0 {
             let Counts { sent, dropped, .. } = &*sending.counts;
-            registry.register("trace_spans_sent", "Spans of traces that the collector has", sent.clone());
-            registry.register("trace_spans_dropped", "Spans of traces that were not sent", dropped.clone());
+            registry.register("trace_spans_sent", "Trace spans accepted by the collector", sent.clone());
+            registry.register("trace_spans_dropped", "Trace spans dropped", dropped.clone());
         }
     }
 

@@ -111,7 +111,7 @@ fn fields_of_chats_are_checked() {
         refused("model", json!("none"), 404, "model_not_found", json!("model"), "\"none\"");
         refused("model", json!("../../etc/passwd"), 404, "model_not_found", json!("model"), "no model");
         refused("model", json!("plain"), 400, "template", Json::Null, "missing");
-        refused("model", json!("nomic"), 400, "invalid_value", json!("model"), "generates nothing");
+        refused("model", json!("nomic"), 400, "invalid_value", json!("model"), "cannot generate text");
         // More than the context, with both numbers; also as a single word.
         refused(
             "messages",
@@ -338,7 +338,7 @@ fn fields_of_other_endpoints_are_checked() {
         400,
         "invalid_value",
         json!("model"),
-        "scores nothing",
+        "cannot score documents",
     );
 
     // In Ollama's own shape.

@@ -43,7 +43,7 @@ export async function createEmbeddings(embedder: Embedder, request: EmbeddingReq
   }
   if (dimensions !== undefined && dimensions !== null && dimensions !== embedder.info.dims) {
     const { name, dims } = embedder.info;
-    throw unsupported("dimensions", `dimensions is ${dimensions}, and the vectors of ${name} have ${dims}: they cannot be cut`);
+    throw unsupported("dimensions", `dimensions is ${dimensions}, but vectors of ${name} have ${dims} and cannot be truncated`);
   }
   const texts = textsOf(input);
   const vectors = await embedder.embed(texts, { signal });
