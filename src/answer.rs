@@ -358,7 +358,7 @@ impl AnswerReader {
             }
             State::Thinking | State::ThoughtName(_) => {
                 let problem =
-                    self.problem("the end of a thought".into(), "the end of the answer".into(), self.position);
+                    self.problem("the end of the reasoning".into(), "the end of the answer".into(), self.position);
                 self.events.push(Event::Open(problem));
             }
             State::AfterCall(true) => self.answer(";"),
@@ -716,7 +716,7 @@ impl AnswerReader {
                     return (at + c.len_utf8(), String::new());
                 }
                 Step::Bad(expected, n_back) => {
-                    let found = if call.raw.len() >= MAX_CALL_BYTES { "more".into() } else { format!("{c:?}") };
+                    let found = if call.raw.len() >= MAX_CALL_BYTES { "a longer call".into() } else { format!("{c:?}") };
                     let again = self.break_call(expected, &found, n_back);
                     return (at, again);
                 }

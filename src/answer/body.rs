@@ -170,7 +170,7 @@ impl Nested {
                     _ => '(',
                 };
                 if self.open.last() != Some(&opened) {
-                    return Step::Bad("a bracket that closes the last one", 0);
+                    return Step::Bad("a bracket that closes the innermost one", 0);
                 }
                 self.open.pop();
                 if self.open.is_empty() {
@@ -190,7 +190,7 @@ impl Nested {
 
     fn open(&mut self, c: char) -> Step {
         if self.open.len() >= MAX_DEPTH {
-            return Step::Bad("at most 64 lists and objects in each other", 0);
+            return Step::Bad("at most 64 nested lists and objects", 0);
         }
         self.open.push(c);
         Step::More

@@ -316,7 +316,7 @@ impl<'t> Reader<'t> {
                 text.push(c);
                 continue;
             }
-            let escaped = chars.next().ok_or_else(|| wrong("a character behind `\\`", ""))?;
+            let escaped = chars.next().ok_or_else(|| wrong("a character after `\\`", ""))?;
             match escaped {
                 'n' => text.push('\n'),
                 't' => text.push('\t'),
