@@ -716,7 +716,8 @@ impl AnswerReader {
                     return (at + c.len_utf8(), String::new());
                 }
                 Step::Bad(expected, n_back) => {
-                    let found = if call.raw.len() >= MAX_CALL_BYTES { "a longer call".into() } else { format!("{c:?}") };
+                    let found =
+                        if call.raw.len() >= MAX_CALL_BYTES { "a longer call".into() } else { format!("{c:?}") };
                     let again = self.break_call(expected, &found, n_back);
                     return (at, again);
                 }

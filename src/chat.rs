@@ -492,9 +492,7 @@ fn failure(fault: Fault, line: u32, budget: Option<&Budget>) -> Failed {
         Fault::Steps => ("steps", format!("at most {steps}"), "more steps".into()),
         Fault::Work => ("work", format!("at most {bytes} bytes read and written"), "more bytes".into()),
         Fault::Depth => ("recursion", "moderate nesting of statements and calls".into(), "deeper nesting".into()),
-        Fault::Wrong(message) if budget.is_some() => {
-            ("expression", "a valid expression".into(), shortened(message))
-        }
+        Fault::Wrong(message) if budget.is_some() => ("expression", "a valid expression".into(), shortened(message)),
         Fault::Wrong(message) => ("syntax", "a Jinja template".into(), shortened(message)),
     };
     Failed { field: format!("{field} in line {line}"), expected, found }

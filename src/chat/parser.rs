@@ -345,7 +345,9 @@ impl Parser {
             "include" | "import" | "from" | "extends" => {
                 return wrong("chat templates cannot include other templates");
             }
-            "block" | "autoescape" | "trans" | "debug" => return wrong(format!("`{name}` is not supported in chat templates")),
+            "block" | "autoescape" | "trans" | "debug" => {
+                return wrong(format!("`{name}` is not supported in chat templates"));
+            }
             name => return wrong(format!("the tag `{name:.40}` is unknown")),
         };
         self.tag_end()?;

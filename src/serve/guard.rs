@@ -83,7 +83,11 @@ impl Guard {
         let host = hosts.next().and_then(|host| host.to_str().ok()).and_then(|host| host.parse::<Authority>().ok());
         let host = host.filter(|host| hosts.next().is_none() && !host.as_str().contains('@'));
         let Some(host) = host else {
-            return Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_host", "the request has no valid Host header"));
+            return Err(ApiError::refusal(
+                StatusCode::BAD_REQUEST,
+                "invalid_host",
+                "the request has no valid Host header",
+            ));
         };
         // The request line may also name a host.
         if uri.authority().is_some_and(|of_line| *of_line != host) || !self.is_own(host.host()) {

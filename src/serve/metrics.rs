@@ -50,9 +50,7 @@ const NOW: [(&str, &str, Read); 8] = [
 const SINCE: [(&str, &str, Read); 19] = [
     ("engine_prompt_tokens", "Prompt tokens computed", |stats| stats.prompt_tokens),
     ("engine_cached_tokens", "Prompt tokens found in the prefix cache", |stats| stats.cached_tokens),
-    ("engine_generated_tokens", "Tokens generated, including running requests", |stats| {
-        stats.generated_tokens
-    }),
+    ("engine_generated_tokens", "Tokens generated, including running requests", |stats| stats.generated_tokens),
     ("engine_submitted", "Requests accepted by the engine", |stats| stats.n_submitted),
     ("engine_refused", "Requests refused because the queue was full", |stats| stats.n_refused),
     ("engine_finished", "Requests that finished", |stats| stats.n_finished),
@@ -62,11 +60,9 @@ const SINCE: [(&str, &str, Read); 19] = [
     ("engine_drafted_tokens", "Draft tokens", |stats| stats.drafted_tokens),
     ("engine_accepted_tokens", "Accepted draft tokens", |stats| stats.accepted_tokens),
     ("engine_decode_passes", "Decode passes over all running sequences", |stats| stats.n_decode_passes),
-    (
-        "engine_ahead_passes",
-        "Decode passes submitted ahead of reading the previous tokens",
-        |stats| stats.n_ahead_passes,
-    ),
+    ("engine_ahead_passes", "Decode passes submitted ahead of reading the previous tokens", |stats| {
+        stats.n_ahead_passes
+    }),
     ("engine_prompt_passes", "Prefill passes", |stats| stats.n_prompt_passes),
     ("spilled_pages", "Pages moved to host memory", |stats| stats.spilled_pages),
     ("restored_pages", "Pages restored from host memory", |stats| stats.restored_pages),
@@ -149,12 +145,8 @@ impl Metrics {
         let first_token_times =
             register_times(all, "time_to_first_token", "Time from a request to the first token of an answer");
         let token_times = register_times(all, "time_between_tokens", "Time between tokens of an answer");
-        let tokens = register(
-            all,
-            "tokens",
-            "Tokens of answered requests: prompt, cached and generated",
-            Family::default(),
-        );
+        let tokens =
+            register(all, "tokens", "Tokens of answered requests: prompt, cached and generated", Family::default());
         let connections = register(all, "connections", "Open connections", Gauge::default());
         let memory = Family::<Labels<2>, Gauge>::default();
         all.register_with_unit("memory", "Memory of loaded models by kind", Unit::Bytes, memory.clone());
@@ -166,14 +158,8 @@ impl Metrics {
         all.register_with_unit("engine_busy", help, Unit::Seconds, busy.clone());
         let counted = COUNTED.map(|(name, help, _)| register(all, name, help, Family::default()));
         let device_lost = register(all, "device_lost", "Losses of a model's GPU, by reason", Family::default());
-        let fallback =
-            register(all, "fallback", "Whether the CPU replaces a failed GPU", Family::default());
-        let up = register(
-            all,
-            "engine_up",
-            "Whether a model's engine works, or would once loaded",
-            Family::default(),
-        );
+        let fallback = register(all, "fallback", "Whether the CPU replaces a failed GPU", Family::default());
+        let up = register(all, "engine_up", "Whether a model's engine works, or would once loaded", Family::default());
         let losses = LOSSES.map(|(name, help, _)| register(all, name, help, Family::default()));
         let device_running =
             register(all, "device_requests_running", "Requests running on a device", Family::default());
