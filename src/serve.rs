@@ -1,8 +1,8 @@
 //! HTTP server for models, with OpenAI's and Ollama's interfaces.
 //!
 //! ```text
-//! connection --limits--> guard (host, origin, key) --> endpoint: fields checked, room in the queue, prompt made --> engine
-//!                                                                                        client <-- parts <-- answers
+//! connection --limits--> guard (host, origin, key) --> endpoint: check fields and queue, make prompt --> engine
+//!                                                                          client <-- parts <-- answers
 //! ```
 //! Requests are checked in this order, so that unauthorised ones cost as little as possible. A client that
 //! disconnects drops its answers, which cancels them in the engine. Request contents are never logged.
@@ -114,8 +114,8 @@ impl Server {
     /// Binds the address, and loads the models unless [`KeepOptions::lazy`].
     ///
     /// # Errors
-    /// [`Error::Option`] for conflicting options; [`Error::Io`] if the address or a file is not available; those of
-    /// loading.
+    /// [`Error::Option`] for conflicting options; [`Error::Io`] if the address or a file is not available; or a
+    /// loading error.
     pub fn bind(address: SocketAddr, models: Vec<ModelSpec>, options: ServerOptions) -> Result<Server, Error> {
         #[cfg(feature = "telemetry")]
         let (otlp_endpoint, has_tls) = (options.otlp_endpoint.clone(), options.tls.is_some());

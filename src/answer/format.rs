@@ -8,7 +8,7 @@ pub enum Format {
     /// `<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5,
     /// Nemotron 3.
     Xml,
-    /// `{"name": ..., "parameters": {...}}`, with or without `<|python_tag|>`, and `<|python_tag|>NAME.call(key="value")`.
+    /// `{"name": ..., "parameters": {...}}`, `<|python_tag|>` optional, and `<|python_tag|>NAME.call(key="value")`.
     Llama3,
     /// `[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]` and `[TOOL_CALLS]NAME[CALL_ID]id[ARGS]{...}`.
     Mistral,

@@ -175,7 +175,7 @@ impl Answers {
     /// Submits the first answer. Answers to the same prompt have consecutive indices.
     ///
     /// # Errors
-    /// `busy` if the queue is full; those of [`Engine::submit`](crate::engine::Engine::submit).
+    /// `busy` if the queue is full; errors of [`Engine::submit`](crate::engine::Engine::submit).
     pub fn begin(
         lease: Lease,
         metrics: Arc<Metrics>,
@@ -267,7 +267,7 @@ impl Answers {
     /// The next event; `None` when all answers have ended.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Errors of the engine.
     pub async fn next(&mut self) -> Option<Result<Said, ApiError>> {
         loop {
             if let Some(said) = self.said.pop_front() {

@@ -64,7 +64,7 @@ impl App {
     /// Runs work that grows with the request on a blocking thread; bounded concurrency.
     ///
     /// # Errors
-    /// Those of the work.
+    /// Errors of the work.
     pub async fn prepare<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -80,7 +80,7 @@ impl App {
     /// Generates answers to a conversation.
     ///
     /// # Errors
-    /// Those of [`Models::get`], [`Conversation::prepare`] and [`Answers::begin`].
+    /// Errors of [`Models::get`], [`Conversation::prepare`] and [`Answers::begin`].
     pub async fn converse(&self, model: &str, conversation: Conversation, since: &Since) -> Result<Answers, ApiError> {
         let lease = self.models.get(model).await?;
         self.answer_conversation(lease, since, conversation).await
@@ -89,7 +89,7 @@ impl App {
     /// [`App::converse`] with a leased model.
     ///
     /// # Errors
-    /// Those of [`Conversation::prepare`] and [`Answers::begin`].
+    /// Errors of [`Conversation::prepare`] and [`Answers::begin`].
     pub async fn answer_conversation(
         &self,
         lease: Lease,
@@ -105,7 +105,7 @@ impl App {
     /// prompt that [`is_long`].
     ///
     /// # Errors
-    /// `busy` if the queue is full; those of the prompts and of [`Answers::begin`].
+    /// `busy` if the queue is full; errors of the prompts and of [`Answers::begin`].
     pub async fn answer(
         &self,
         lease: Lease,
@@ -135,7 +135,7 @@ impl App {
     /// results. If the device is lost, reloads the encoder and repeats the part.
     ///
     /// # Errors
-    /// `busy` if the queue is full; those of the work.
+    /// `busy` if the queue is full; errors of the work.
     pub async fn compute(
         &self,
         lease: Lease,

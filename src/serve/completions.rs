@@ -56,7 +56,7 @@ impl Prompt {
 /// Tokens of a prompt without a template: the client writes control tokens by name.
 ///
 /// # Errors
-/// Those of the tokenizer.
+/// Errors of the tokenizer.
 pub fn raw(model: &Model, text: &str) -> Result<Vec<u32>, Error> {
     model.encode_with(text, EncodeOptions { add_special: true, parse_special: true })
 }

@@ -41,7 +41,7 @@ impl Conversation {
     /// Makes the prompt and compiles its constraint. The time grows with the conversation.
     ///
     /// # Errors
-    /// Those of [`ChatModel::prepare`](crate::ChatModel::prepare).
+    /// Errors of [`ChatModel::prepare`](crate::ChatModel::prepare).
     pub fn prepare(self, decoder: &Decoder) -> Result<Ask, ApiError> {
         let ChatPrompt { ids, options, reader } = decoder.chat.prepare(&self.request)?;
         Ok(Ask { ids, choices: Arc::new(Choices { options, seeds: self.seeds }), reader: Some(reader) })
@@ -51,7 +51,7 @@ impl Conversation {
 /// Converts a message from OpenAI's format to the templates'.
 ///
 /// # Errors
-/// Those naming a field.
+/// Errors naming a field.
 pub fn message_of(message: &Json, param: &str) -> Result<Message, ApiError> {
     let object = message.as_object().ok_or_else(|| ApiError::invalid(param, Some(message), "an object with a role"))?;
     let path = format!("{param}.");
@@ -130,7 +130,7 @@ pub fn arguments_of(given: Option<&Json>, param: &str) -> Result<Json, ApiError>
 /// returns a tool's function and its path in the tool.
 ///
 /// # Errors
-/// Those naming a field; `unsupported_value` if there are tools, but none is a function.
+/// Errors naming a field; `unsupported_value` if there are tools, but none is a function.
 pub fn tools_of<'a>(
     fields: Fields<'a>,
     limits: &Limits,

@@ -25,7 +25,7 @@ pub type Vectors = (Vec<f32>, usize);
 /// Computes embeddings.
 ///
 /// # Errors
-/// Those of [`App::compute`].
+/// Errors of [`App::compute`].
 pub async fn vectors_of(
     app: &App,
     lease: Lease,

@@ -37,7 +37,7 @@ impl Decoder {
     /// template is invalid, conversations are refused; text completion still works.
     ///
     /// # Errors
-    /// Those of [`Engine::spawn`], and a model without a tokenizer.
+    /// Errors of [`Engine::spawn`], and a model without a tokenizer.
     pub fn new(model: &Model, options: &EngineOptions, template: Option<&str>) -> Result<Decoder, Error> {
         Decoder::of(Engine::spawn(model, options)?, template)
     }
@@ -349,7 +349,7 @@ impl Lease {
     /// with the same work, so then the next request reloads it.
     ///
     /// # Errors
-    /// `error` itself if it is not a lost device; those of loading.
+    /// `error` itself if it is not a lost device; loading errors.
     pub fn reload(&mut self, error: Error) -> Result<(), Error> {
         let Some(reason) = error.loss() else { return Err(error) };
         if reason == LossReason::Panic {
@@ -470,7 +470,7 @@ impl Models {
     /// Loads models at the start.
     ///
     /// # Errors
-    /// Those of loading.
+    /// Errors of loading.
     pub fn preload(&self) -> Result<(), Error> {
         let n = if self.keep.lazy { 0 } else { self.keep.max_loaded.unwrap_or(self.entries.len()) };
         for entry in self.entries.iter().take(n) {
@@ -504,7 +504,7 @@ impl Models {
     /// Finds a model and loads it if necessary.
     ///
     /// # Errors
-    /// `model_not_found`; `busy` if all loaded models are in use; those of loading.
+    /// `model_not_found`; `busy` if all loaded models are in use; loading errors.
     pub async fn get(&self, name: &str) -> Result<Lease, ApiError> {
         let found = self.find_adapted(name)?;
         let entry = found.0;

@@ -1,4 +1,4 @@
-//! The OpenAPI document of the server. Field details are those of the named interface.
+//! The OpenAPI document of the server. For fields, see the named interface.
 
 use serde_json::{Map, Value as Json, json};
 

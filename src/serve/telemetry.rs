@@ -1,11 +1,11 @@
 //! Traces of requests for OpenTelemetry: `tracing` spans, sent by OTLP over HTTP.
 //!
 //! ```text
-//! POST /v1/chat/completions       the request, whose `traceparent` names the parent
-//!   chat MODEL                    what its model generates, named as the conventions for generative AI have it
-//!     queue                       an answer waits for its place in a batch
-//!     prompt                      its prompt is computed, up to its first token
-//!     decode                      its further tokens
+//! POST /v1/chat/completions       the request; its parent is in `traceparent`
+//!   chat MODEL                    the generation, named by the conventions for generative AI
+//!     queue                       an answer waits for a place in the batch
+//!     prompt                      prefill, up to the first token
+//!     decode                      the other tokens
 //! ```
 //! Times match the metrics in `metrics.rs`: a stage starts when its answer is polled anyway. Spans have no text of
 //! prompts or answers. Finished spans wait in a queue for the exporter thread. When the queue is full they are

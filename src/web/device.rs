@@ -86,8 +86,8 @@ impl Device {
         to_js(self.0.info())
     }
 
-    /// Totals since the device was opened: `{ dispatches, submits, buffersCreated, bindGroupsCreated, pipelinesCreated,
-    /// bytesUploaded, reads, bytesRead }`.
+    /// Totals since the device was opened: `{ dispatches, submits, buffersCreated, bindGroupsCreated,
+    /// pipelinesCreated, bytesUploaded, reads, bytesRead }`.
     pub fn counters(&self) -> Result<JsValue, JsValue> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]

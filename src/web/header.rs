@@ -126,8 +126,8 @@ impl Header {
         to_js(&facts)
     }
 
-    /// Memory plan of the model on a device, whatever is available, as in [`plan_to_js`]. `options`: `{
-    /// contextLength?, kvType?, memoryLimit? }`, the first two for generative models.
+    /// Memory plan of the model on a device, whatever is available, as in [`plan_to_js`]. `options`:
+    /// `{ contextLength?, kvType?, memoryLimit? }`, the first two for generative models.
     pub fn plan(&mut self, device: &Device, options: JsValue) -> Result<JsValue, JsValue> {
         let (options, device) = (read_options(options)?, &device.0);
         let header = self.of_model().map_err(to_js_error)?;

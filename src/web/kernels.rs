@@ -129,8 +129,8 @@ impl Device {
         })
     }
 
-    /// Causal attention. `q`: rows of `n_heads * head_dim`; `k`, `v`: rows of `n_kv_heads * head_dim`, at least as many;
-    /// the last query sees all of them.
+    /// Causal attention. `q`: rows of `n_heads * head_dim`; `k`, `v`: as many rows of `n_kv_heads * head_dim`, or more.
+    /// The last query sees all of them.
     pub fn attention(
         &self,
         q: &DeviceTensor,
@@ -223,7 +223,7 @@ impl DeviceTensor {
             return Ok(self.tensor.clone());
         }
         let fits = self.tensor.reshape(shape);
-        fits.map_err(|_| refused(kernel, operand, format!("the elements of shape {shape:?}"), self.n_elements()))
+        fits.map_err(|_| refused(kernel, operand, format!("as many as shape {shape:?}"), self.n_elements()))
     }
 
     /// The tensor as an operand with rows of `columns` elements.

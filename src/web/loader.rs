@@ -63,9 +63,9 @@ impl Wanted {
 
 #[wasm_bindgen]
 impl Loader {
-    /// A loader of a [`Model`]. `files`: `{ name, size? }[]`; `options`: `{ contextLength?, fitContext?, kvType?,
-    /// memoryLimit? }`. `read(file, offset, length)` promises at most `length` bytes of a file, after all files were
-    /// pushed. Passes call it for weights that do not fit in memory.
+    /// A loader of a [`Model`]. `files`: `{ name, size? }[]`; `options`:
+    /// `{ contextLength?, fitContext?, kvType?, memoryLimit? }`. `read(file, offset, length)` promises at most
+    /// `length` bytes of a file, after all files were pushed. Passes call it for weights that do not fit in memory.
     pub fn model(device: &Device, files: JsValue, options: JsValue, read: Option<Function>) -> Result<Loader, JsValue> {
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "camelCase", default)]
