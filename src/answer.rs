@@ -424,7 +424,7 @@ impl AnswerReader {
         }
     }
 
-    /// Text whose marks may be text, too.
+    /// Parses text, matching marks by their letters.
     fn text(&mut self, text: &str) {
         let mut rest = text;
         while !rest.is_empty() {

@@ -646,7 +646,7 @@ fn encode(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<u32>, Error> {
         false => Err(Error::Tokenizer {
             field: "text".into(),
             expected: "text without control tokens".into(),
-            found: "a message that becomes one".into(),
+            found: "a message that becomes a control token".into(),
         }),
     }
 }

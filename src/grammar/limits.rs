@@ -17,7 +17,7 @@ const MOST_GBNF_BYTES: usize = 16 << 10;
 const MOST_PATTERN_BYTES: usize = 16 << 10;
 /// Maximum sum of squares of each object's numbers of properties and required ones: 1000 in one object.
 const MOST_PROPERTIES: usize = 1_000_000;
-/// Maximum minimum length of a pattern's text: forced text is written at once.
+/// Limit of a pattern's minimum length of text: forced text is written at once.
 const MOST_LEAST_LENGTH: u64 = 20_000;
 /// Maximum patterns of property names: each pair is compared.
 const MOST_NAME_PATTERNS: usize = 64;

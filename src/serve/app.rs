@@ -190,7 +190,7 @@ impl App {
 impl App {
     /// Reserves bytes of the shared limit until the request holds `n_bytes`; the first [`SMALL_BODY`] are free.
     fn hold(&self, held: &mut Option<OwnedSemaphorePermit>, n_bytes: usize) -> Result<(), ApiError> {
-        // A request above the whole limit waits until it is alone.
+        // A request above the whole limit needs all of it.
         let n_bytes = n_bytes.saturating_sub(SMALL_BODY).min(self.limits.bodies_bytes);
         let n_held = held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let n_more = u32::try_from(n_bytes.saturating_sub(n_held)).unwrap_or(u32::MAX);

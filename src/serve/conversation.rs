@@ -38,7 +38,7 @@ impl Conversation {
         self.request.messages.iter().map(bytes).sum()
     }
 
-    /// Makes the prompt and compiles its constraint. The time grows with the conversation.
+    /// Makes the prompt and its constraint. The time grows with the conversation.
     ///
     /// # Errors
     /// Errors of [`ChatModel::prepare`](crate::ChatModel::prepare).

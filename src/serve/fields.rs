@@ -92,7 +92,7 @@ impl<'a> Fields<'a> {
     /// A seed: any 64-bit integer, signed or unsigned.
     pub fn seed(&self, field: &str) -> Result<Option<u64>, ApiError> {
         let read = |value: &Json| {
-            // A number with a fraction is rounded; so is the end of the range in OpenAI's own description.
+            // A number written with `.0` was rounded; so is the end of the range in OpenAI's own description.
             let whole = |number: &f64| number.fract() == 0.0 && number.abs() <= -(i64::MIN as f64);
             let signed = value.as_i64().map(|seed| seed as u64).or_else(|| value.as_u64());
             signed.or_else(|| value.as_f64().filter(whole).map(|seed| seed as i64 as u64))

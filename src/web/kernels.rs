@@ -129,7 +129,7 @@ impl Device {
         })
     }
 
-    /// Causal attention. `q`: rows of `n_heads * head_dim`; `k`, `v`: as many rows of `n_kv_heads * head_dim`, or more.
+    /// Causal attention. `q`: rows of `n_heads * head_dim`; `k`, `v`: no fewer rows of `n_kv_heads * head_dim`.
     /// The last query sees all of them.
     pub fn attention(
         &self,
