@@ -1131,7 +1131,7 @@ fn problems_say_what_is_wrong() {
     let cut = problem(Format::Hermes, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"b");
     assert_eq!(cut, "answer (hermes): at byte 46 is the end of the answer, expected the end of a string");
     let open = problem(Format::Hermes, "<think>so");
-    assert_eq!(open, "answer (hermes): at byte 9 is the end of the answer, expected the end of a thought");
+    assert_eq!(open, "answer (hermes): at byte 9 is the end of the answer, expected the end of the reasoning");
     for (format, text, expected) in [
         (Format::Hermes, "<tool_call>[]</tool_call>", "an empty list, expected a call"),
         (Format::Hermes, "<tool_call>{\"name\": \"\"}</tool_call>", "expected a JSON object with a name"),
@@ -1141,7 +1141,7 @@ fn problems_say_what_is_wrong() {
             "expected arguments as a JSON object",
         ),
         (Format::Hermes, "<tool_call>{\"name\" \"f\"}</tool_call>", "expected JSON"),
-        (Format::Hermes, "<tool_call>{\"a\": ]", "expected a bracket that closes the last one"),
+        (Format::Hermes, "<tool_call>{\"a\": ]", "expected a bracket that closes the innermost one"),
         (Format::Xml, "<function=f><parameter=a>b</parameter>c</function>", "expected `<parameter=` or `</function>`"),
         (Format::Xml, "<function=f\n", "expected a name and `>`"),
         (Format::Mistral, "[TOOL_CALLS][ARGS]{}", "expected"),

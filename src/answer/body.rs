@@ -1,12 +1,12 @@
-//! Where a call ends: scanners that see it character by character, however it was cut.
+//! Scanners that find the end of a call character by character.
 
 use super::format::Format;
 use super::values::GEMMA_QUOTE;
 
-/// Lists and objects in each other. Real tools need a handful, and serde_json stops at 128.
+/// Maximum nesting. Real tools need a few levels, and serde_json stops at 128.
 const MAX_DEPTH: usize = 64;
 
-/// A call's name, with what belongs to it before its arguments.
+/// Maximum length of a call's name and the syntax before its arguments.
 const MAX_HEAD_BYTES: usize = 256;
 
 const FUNCTION: &str = "<function=";
@@ -14,38 +14,38 @@ const PARAMETER: &str = "<parameter=";
 const VALUE_END: &str = "</parameter>";
 const FUNCTION_END: &str = "</function>";
 
-/// What a character does to a scanner.
+/// A character's effect on a scanner.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     More,
-    /// The call is complete with it.
+    /// The character completes the call.
     Done,
-    /// It cannot stand here: what would be expected. So many bytes before it belong to what it begins.
+    /// An invalid character: what was expected, and how many bytes before it to parse again.
     Bad(&'static str, usize),
 }
 
 /// Finds the end of a call.
 #[derive(Debug, Clone)]
 pub enum Scan {
-    /// Before its first character.
+    /// Before the first character.
     Begin(Format),
-    /// JSON, Gemma's notation or literals of Python: strings and brackets.
+    /// JSON, Gemma's notation or Python literals: strings and brackets.
     Nested(Nested),
-    /// `NAME`, `call:NAME`, `NAME.call` or `NAME[CALL_ID]id[ARGS]` up to a bracket, where its arguments begin.
+    /// `NAME`, `call:NAME`, `NAME.call` or `NAME[CALL_ID]id[ARGS]`, up to the bracket that opens the arguments.
     Head(Format, usize),
     /// Tags of functions and parameters.
     Xml(Xml),
 }
 
-/// Brackets that are open, and the string that is.
+/// Open brackets and the open string.
 #[derive(Debug, Clone)]
 pub struct Nested {
     kind: Kind,
     open: Vec<char>,
-    /// How the string ends in which it is.
+    /// The end of the open string.
     string: Option<&'static str>,
     escaped: bool,
-    /// The beginning of Gemma's quote.
+    /// Matched bytes of Gemma's quote.
     tag: usize,
 }
 
@@ -56,28 +56,28 @@ enum Kind {
     Python,
 }
 
-/// Where it is among the tags, with what came of the tag in progress.
+/// State between tags, with the current tag's text.
 #[derive(Debug, Clone)]
 pub enum Xml {
     /// In the name of a function or parameter.
     Name(usize),
     Between(String),
-    /// The last bytes of a value, at most as many as the tag that ends it has.
+    /// The end of a value, at most as long as its closing tag.
     Value(String),
 }
 
 impl Scan {
-    /// A scanner for a call with a mark in front of it.
+    /// A scanner for a call after its mark.
     pub fn new(format: Format) -> Self {
         Scan::Begin(format)
     }
 
-    /// One for a call whose `<function=` has been read.
+    /// A scanner for a call after `<function=`.
     pub fn function() -> Self {
         Scan::Xml(Xml::Name(0))
     }
 
-    /// Whether any text may stand here, be it the name of a mark.
+    /// Whether any text is valid here, including marks.
     pub fn is_in_text(&self) -> bool {
         match self {
             Scan::Nested(nested) => nested.string.is_some(),
@@ -170,7 +170,7 @@ impl Nested {
                     _ => '(',
                 };
                 if self.open.last() != Some(&opened) {
-                    return Step::Bad("a bracket that closes the last one", 0);
+                    return Step::Bad("a bracket that closes the innermost one", 0);
                 }
                 self.open.pop();
                 if self.open.is_empty() {
@@ -179,7 +179,7 @@ impl Nested {
             }
             ',' | ':' | '+' | '-' | '.' => {}
             _ if c.is_ascii_whitespace() || c.is_ascii_alphanumeric() => {}
-            // Keys without quotes.
+            // Unquoted keys.
             '_' | '$' | '/' | '@' | '#' if self.kind != Kind::Json => {}
             '=' if self.kind == Kind::Python => {}
             _ if self.kind != Kind::Json && (c.is_alphanumeric() || c.is_whitespace()) => {}
@@ -190,7 +190,7 @@ impl Nested {
 
     fn open(&mut self, c: char) -> Step {
         if self.open.len() >= MAX_DEPTH {
-            return Step::Bad("at most 64 lists and objects in each other", 0);
+            return Step::Bad("at most 64 nested lists and objects", 0);
         }
         self.open.push(c);
         Step::More
@@ -198,7 +198,7 @@ impl Nested {
 
     fn in_string(&mut self, c: char, end: &'static str) -> Step {
         if end == GEMMA_QUOTE {
-            // Its first character stands nowhere else in it.
+            // Its first character occurs only at its start.
             let goes_on = end.get(self.tag..).is_some_and(|rest| rest.starts_with(c));
             self.tag = if goes_on { self.tag + 1 } else { usize::from(end.starts_with(c)) };
             if self.tag == end.len() {
@@ -246,7 +246,8 @@ impl Xml {
             }
             Xml::Value(last) => {
                 last.push(c);
-                // A value that is not closed ends at the next tag that begins a line: Qwen3-Coder leaves the end out at times.
+                // An unclosed value ends at the next tag at the start of a line: Qwen3-Coder may omit the closing
+                // tag.
                 if last.ends_with(VALUE_END) {
                     *self = Xml::Between(String::new());
                 } else if last.ends_with("\n</function>") {

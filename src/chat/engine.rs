@@ -1,7 +1,7 @@
 //! Runs a template over a conversation.
 //!
-//! Each statement and each operand of an expression is a step, every operation pays for the bytes it touches, and the
-//! depth of all that is being computed is limited. Strings know throughout who wrote them.
+//! Each statement and operand is a step, each operation pays for the bytes it touches, and the nesting depth is
+//! limited. Strings track their author throughout.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -13,10 +13,10 @@ use super::values::{
 };
 use super::{filters, functions, methods, operators};
 
-/// Statements, operands and calls inside each other.
+/// Maximum nesting of statements, operands and calls.
 const MAX_DEPTH: u32 = 200;
 
-/// What a call passes.
+/// Arguments of a call.
 #[derive(Default)]
 pub struct Args {
     pub values: Vec<Value>,
@@ -24,13 +24,13 @@ pub struct Args {
 }
 
 impl Args {
-    /// The argument at a place, or of a name.
+    /// The argument at a position, or with a name.
     pub fn get(&self, at: usize, name: &str) -> Option<&Value> {
         let named = || self.named.iter().find(|(given, _)| **given == *name).map(|(_, value)| value);
         self.values.get(at).or_else(named)
     }
 
-    /// The argument at a place.
+    /// The argument at a position.
     ///
     /// # Errors
     /// If it is missing.
@@ -43,11 +43,11 @@ impl Args {
     }
 }
 
-/// What is known where a statement stands.
+/// Variables of a scope.
 struct Scope {
     names: HashMap<Arc<str>, Value>,
     parent: Option<usize>,
-    /// How many loops it is in.
+    /// Number of enclosing loops.
     loops: usize,
 }
 
@@ -61,20 +61,20 @@ enum Flow {
 pub struct Run<'t> {
     template: &'t Template,
     constants: Vec<Value>,
-    /// Those that are being executed: a macro's knows where it was defined, which is one of those before it.
+    /// Active scopes: a macro's keeps the one where it was defined, which is one of those before it.
     scopes: Vec<Scope>,
-    /// The text of the innermost block whose text is kept.
+    /// Output of the innermost captured block.
     out: Text,
-    /// What [`ExprKind::Captured`] stands for.
+    /// The value of [`ExprKind::Captured`].
     captured: Value,
     depth: u32,
     now: Option<i64>,
     budget: &'t Budget,
-    /// Of the statement in progress.
+    /// The current statement's line.
     line: u32,
 }
 
-/// Renders a template. On failure, also the line at fault.
+/// Renders a template. On failure, also returns the line.
 pub fn render(
     template: &Template,
     variables: HashMap<Arc<str>, Value>,
@@ -135,7 +135,7 @@ impl<'t> Run<'t> {
         Ok(())
     }
 
-    /// Runs a part in a scope of its own, inside of `parent`.
+    /// Runs a part in a new scope inside `parent`.
     fn scoped<T>(&mut self, parent: usize, part: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let loops = self.scopes.get(parent).map_or(0, |scope| scope.loops);
         self.scopes.push(Scope { names: HashMap::new(), parent: Some(parent), loops });
@@ -176,7 +176,7 @@ impl<'t> Run<'t> {
         Ok(Flow::Next)
     }
 
-    /// A body that no loop is left from.
+    /// Runs a body that `break` and `continue` must not leave.
     fn closed_body(&mut self, body: &'t [Stmt]) -> Result<()> {
         match self.body(body)? {
             Flow::Next => Ok(()),
@@ -369,7 +369,7 @@ impl<'t> Run<'t> {
         for (number, bound) in numbers.iter_mut().zip(bounds) {
             let value = bound.as_ref().map_or(Ok(Value::None), |bound| self.eval(bound))?;
             *number = match value.as_int() {
-                None if !value.is_none() => return wrong("a slice has whole numbers as bounds"),
+                None if !value.is_none() => return wrong("slice bounds must be integers"),
                 number => number,
             };
         }
@@ -402,7 +402,7 @@ impl<'t> Run<'t> {
         Ok(Value::Bool(true))
     }
 
-    /// The arguments of a call; those of filters, tests and methods begin with the value.
+    /// The arguments of a call; for filters, tests and methods the value is the first.
     fn args(&mut self, args: &'t [Arg], first: Option<Value>) -> Result<Args> {
         let mut all = Args { values: first.into_iter().collect(), named: Vec::new() };
         for arg in args {
@@ -449,7 +449,7 @@ impl<'t> Run<'t> {
                     let args = self.args(args, None)?;
                     self.call_macro(number, scope, &args, None)
                 }
-                Some(Value::Loop(_)) => wrong("a recursive loop is not for chat templates"),
+                Some(Value::Loop(_)) => wrong("recursive loops are not supported"),
                 Some(value) => {
                     wrong(format!("`{name}` is a value of type {}, which cannot be called", value.type_name()))
                 }
@@ -475,7 +475,7 @@ impl<'t> Run<'t> {
         let Some(definition) = self.template.macros.get(number) else { return Ok(Value::Undefined) };
         let is_known = |name: &Arc<str>| definition.params.iter().any(|(param, _)| param == name);
         if args.values.len() > definition.params.len() || !args.named.iter().all(|(name, _)| is_known(name)) {
-            return wrong(format!("the macro {} is given an argument that it does not have", definition.name));
+            return wrong(format!("the macro {} has no such argument", definition.name));
         }
         let line = self.line;
         let text = self.capture(|run| {

@@ -1,4 +1,4 @@
-//! Filters and tests of templates, as Jinja2 and Hugging Face define them.
+//! Filters and tests, as in Jinja2 and Hugging Face.
 
 use std::cmp::Ordering;
 
@@ -17,7 +17,7 @@ const FILTERS: [(&[&str], Filter); 35] = [
     (&["capitalize"], |args, budget| Ok(capitalized(&*string(args, budget)?).into())),
     (&["title"], |args, budget| Ok(string(args, budget)?.map(titled).into())),
     (&["string"], |args, budget| Ok(Value::Str(string(args, budget)?))),
-    // User text stays user text: only the template's own is ever trusted.
+    // User text stays user text: only the template's own is trusted.
     (&["safe"], |args, budget| Ok(Text { is_html: true, ..Text::clone(&*string(args, budget)?) }.into())),
     (&["e", "escape", "forceescape"], |args, budget| Ok(string(args, budget)?.escaped().into())),
     (&["replace"], replace),
@@ -123,10 +123,10 @@ const FILTERS: [(&[&str], Filter); 35] = [
         Value::Int(number) => {
             number.checked_abs().map_or_else(|| wrong("a number out of range"), |number| Ok(Value::Int(number)))
         }
-        value => value.as_float().map_or_else(|| wrong("abs is of a number"), |number| Ok(Value::Float(number.abs()))),
+        value => value.as_float().map_or_else(|| wrong("abs needs a number"), |number| Ok(Value::Float(number.abs()))),
     }),
     (&["round"], |args, _| {
-        let Some(number) = args.need(0)?.as_float() else { return wrong("round is of a number") };
+        let Some(number) = args.need(0)?.as_float() else { return wrong("round needs a number") };
         let precision = args.get(1, "precision").and_then(Value::as_int).unwrap_or(0).clamp(-300, 300);
         let scale = 10f64.powi(i32::try_from(precision).unwrap_or(0));
         let rounded = match args.get(2, "method").and_then(Value::as_str) {
@@ -182,7 +182,7 @@ pub fn test(name: &str, args: &Args, budget: &Budget) -> Result<bool> {
         }
         "escaped" => false,
         "eq" | "equalto" | "==" => compared("==")?,
-        // Python's identity, as far as templates use it: truths and none.
+        // Python's identity as far as templates use it: for booleans and none.
         "sameas" => value.type_name() == args.need(1)?.type_name() && compared("==")?,
         "ne" | "!=" => compared("!=")?,
         "in" => compared("in")?,
@@ -196,7 +196,7 @@ pub fn test(name: &str, args: &Args, budget: &Budget) -> Result<bool> {
     })
 }
 
-/// An attribute, or an attribute of an attribute: `function.name`.
+/// A path of attributes: `function.name`.
 fn path(value: &Value, name: &Value, budget: &Budget) -> Result<Value> {
     let Some(names) = name.as_str() else { return item(value, name, budget) };
     budget.charge(names.len())?;
@@ -204,7 +204,7 @@ fn path(value: &Value, name: &Value, budget: &Budget) -> Result<Value> {
     for part in names.split('.') {
         found = match part.parse::<i64>() {
             Ok(at) => item(&found, &Value::Int(at), budget)?,
-            // A key comes first here.
+            // Here keys precede attributes.
             Err(_) => match &found {
                 Value::Undefined => Value::Undefined,
                 Value::Dict(dict) => dict.get_str(part).cloned().unwrap_or_default(),
@@ -228,7 +228,7 @@ fn by_attribute(
     }
 }
 
-/// Sorts by an order that may fail or be none, which Rust's own sorting does not allow: by merging sorted halves.
+/// Merge sort: the order may fail or be inconsistent, which Rust's own sort does not allow.
 fn sorted<T: Clone>(values: &[T], order: &impl Fn(&T, &T) -> Result<Ordering>) -> Result<Vec<T>> {
     if values.len() < 2 {
         return Ok(values.to_vec());
@@ -260,12 +260,12 @@ fn extreme(args: &Args, wanted: Ordering, budget: &Budget) -> Result<Value> {
     Ok(best.unwrap_or_default())
 }
 
-/// The arguments of a filter or test that another one applies to `value`.
+/// Arguments of a filter or test that another one applies to `value`.
 fn passed_on(args: &Args, from: usize, value: &Value) -> Args {
     Args { values: [value].into_iter().chain(args.rest(from)).cloned().collect(), named: args.named.clone() }
 }
 
-/// The items of a list; none of what is false, as Jinja has it for these filters.
+/// The items of a list; empty for a false value, as in Jinja.
 fn items_if_true(value: &Value, budget: &Budget) -> Result<Vec<Value>> {
     if value.is_true() { value.items(budget) } else { Ok(Vec::new()) }
 }
@@ -301,7 +301,7 @@ fn select(args: &Args, budget: &Budget, by_attribute: bool, wanted: bool) -> Res
 }
 
 fn float_to_int(float: f64) -> Option<i64> {
-    // Rust saturates; Python's integers do not end.
+    // Rust saturates; Python's integers are unbounded.
     (float.is_finite() && float.abs() < 9e18).then_some(float as i64)
 }
 
@@ -326,7 +326,7 @@ fn indent(args: &Args, budget: &Budget) -> Result<Value> {
     Ok(indented.into())
 }
 
-/// JSON as Python writes it, with the arguments that Hugging Face gives this filter.
+/// JSON as Python writes it, with Hugging Face's arguments of this filter.
 fn tojson(args: &Args, budget: &Budget) -> Result<Value> {
     let given = |name: &str| args.get(usize::MAX, name).filter(|value| !value.is_none());
     let indent = match args.get(2, "indent") {
@@ -372,7 +372,7 @@ impl Json<'_> {
                 number => number,
             }),
             Value::Str(text) => self.string(&text.text)?,
-            // Also of a generator, which Python refuses and llama.cpp's templates rely on.
+            // Generators too, which Python refuses but llama.cpp's templates use.
             Value::Seq(seq) => {
                 self.text.push('[');
                 for (at, item) in seq.items.iter().enumerate() {
@@ -403,7 +403,7 @@ impl Json<'_> {
                 self.close(pairs.is_empty(), depth)?;
                 self.text.push('}');
             }
-            _ => return wrong(format!("a value of type {} is no JSON", value.type_name())),
+            _ => return wrong(format!("a value of type {} cannot be written as JSON", value.type_name())),
         }
         self.budget.charge(self.text.len().saturating_sub(before))
     }

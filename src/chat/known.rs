@@ -1,13 +1,13 @@
-//! The templates that are built in, for files that come without one: formats as their publishers document them.
+//! Built-in templates for files without one, in the formats that their publishers document.
 
 /// A built-in template.
 pub struct Known {
     pub name: &'static str,
     pub source: &'static str,
-    /// What the publisher's vocabulary calls the tokens around a text.
+    /// The publisher's tokens before and after a text.
     pub bos: &'static str,
     pub eos: &'static str,
-    /// Texts that begin another turn where no control token does.
+    /// Stop strings that start another turn where no control token does.
     pub stop_texts: &'static [&'static str],
 }
 
@@ -21,7 +21,7 @@ pub const NAMES: [&str; TEMPLATES.len()] = {
     names
 };
 
-/// Templates by the special tokens that only their vocabularies have; the first that fits is taken.
+/// Templates by special tokens of their vocabularies; the first match counts.
 pub const MARKERS: [(&str, &[&str]); 7] = [
     ("phi4", &["<|im_start|>", "<|im_sep|>", "<|im_end|>"]),
     ("chatml", &["<|im_start|>", "<|im_end|>"]),
@@ -29,7 +29,7 @@ pub const MARKERS: [(&str, &[&str]); 7] = [
     ("gemma", &["<start_of_turn>", "<end_of_turn>"]),
     ("gemma4", &["<|turn>", "<turn|>"]),
     ("phi3", &["<|user|>", "<|assistant|>", "<|end|>"]),
-    // In the vocabularies of the first versions these are plain text.
+    // In the first versions' vocabularies these are plain text.
     ("mistral-v3", &["[INST]", "[/INST]"]),
 ];
 
@@ -46,7 +46,7 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "<|im_end|>",
         stop_texts: &[],
     },
-    // The system message is part of the first user's. Each exchange is a text of its own, with its begin and its end.
+    // The system message is part of the first user message. Each exchange has its own BOS and EOS.
     Known {
         name: "llama2",
         source: "\
@@ -77,7 +77,7 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "<|eot_id|>",
         stop_texts: &[],
     },
-    // As the first versions: one begin for the whole conversation, the system message in front of the first user's.
+    // The first versions: one BOS per conversation, the system message before the first user message.
     Known {
         name: "mistral",
         source: "\
@@ -97,7 +97,7 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "</s>",
         stop_texts: &[],
     },
-    // As version 3, whose markers are control tokens.
+    // Version 3, whose markers are control tokens.
     Known {
         name: "mistral-v3",
         source: "\
@@ -117,7 +117,7 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "</s>",
         stop_texts: &[],
     },
-    // Its role markers are plain text in the vocabulary of the model it was trained from.
+    // The role markers are plain text in the base model's vocabulary.
     Known {
         name: "zephyr",
         source: "\
@@ -129,7 +129,7 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "</s>",
         stop_texts: &["<|user|>", "<|system|>"],
     },
-    // It knows no system role: such a message is the beginning of the first user's.
+    // No system role: a system message becomes the start of the first user message.
     Known {
         name: "gemma",
         source: "\
@@ -149,7 +149,7 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "<end_of_turn>",
         stop_texts: &[],
     },
-    // With an empty thought, as its publisher's template has it where none is asked for.
+    // With empty reasoning, as in the publisher's template when thinking is off.
     Known {
         name: "gemma4",
         source: "\
@@ -185,7 +185,7 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "<|im_end|>",
         stop_texts: &[],
     },
-    // Made for one instruction; a conversation is several of them.
+    // For single instructions; a conversation is several of them.
     Known {
         name: "alpaca",
         source: "\

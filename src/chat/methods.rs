@@ -1,4 +1,4 @@
-//! Methods of strings, lists and dicts, as Python defines them, and of the variable `loop`.
+//! Methods of strings, lists and dicts, as in Python, and of the variable `loop`.
 
 use std::rc::Rc;
 
@@ -109,14 +109,14 @@ const LOOP_METHODS: [(&str, Method); 2] = [
         _ => wrong("cycle() needs values"),
     }),
     ("changed", |args, budget| {
-        let Value::Loop(state) = args.need(0)? else { return wrong("changed() is of a loop") };
+        let Value::Loop(state) = args.need(0)? else { return wrong("changed() needs a loop") };
         let now = Seq::list(args.rest(1).to_vec(), budget)?;
         let before = state.last.replace(Some(now.clone()));
         Ok(Value::Bool(!before.map_or(Ok(false), |before| before.equals(&now, budget))?))
     }),
 ];
 
-/// The method of a value.
+/// Finds a method of a value.
 pub fn find(value: &Value, name: &str) -> Option<Method> {
     let methods: &[(&str, Method)] = match value {
         Value::Str(_) => &STRING_METHODS,
@@ -140,17 +140,17 @@ pub fn call(name: &str, args: &Args, budget: &Budget) -> Result<Value> {
 /// The first argument as text.
 pub fn string(args: &Args, budget: &Budget) -> Result<Rc<Text>> {
     let text = args.need(0)?.to_text(budget)?;
-    // For what the caller makes of it.
+    // Pays for the caller's use of it.
     budget.charge(3 * text.size())?;
     Ok(text)
 }
 
-/// A text to look for.
+/// The text to search for.
 pub fn needle(args: &Args, at: usize) -> Result<&str> {
-    args.need(at)?.as_str().map_or_else(|| wrong(format!("argument {at} is no string")), Ok)
+    args.need(at)?.as_str().map_or_else(|| wrong(format!("argument {at} is not a string")), Ok)
 }
 
-/// Where a part is found, in characters.
+/// Position of a part, in characters.
 fn found(args: &Args, budget: &Budget, find: fn(&str, &str) -> Option<usize>) -> Result<Option<i64>> {
     let text = string(args, budget)?;
     let at = find(&text.text, needle(args, 1)?);
@@ -158,7 +158,7 @@ fn found(args: &Args, budget: &Budget, find: fn(&str, &str) -> Option<usize>) ->
     Ok(n_chars.and_then(|n_chars| i64::try_from(n_chars).ok()))
 }
 
-/// What Python takes for white space.
+/// White space in Python's sense.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1C}'..='\u{1F}')
 }
@@ -248,7 +248,7 @@ fn split(args: &Args, from_end: bool, budget: &Budget) -> Result<Value> {
             false => parts.extend(text.text.splitn(most.saturating_add(1), separator)),
         },
         None => {
-            // The side from which it splits loses its space; what is left when it may split no more is as it was.
+            // The side from which it splits loses its space; the rest after the last split is unchanged.
             let trimmed = |rest: &'_ str| -> usize {
                 if from_end { rest.trim_end_matches(is_space).len() } else { rest.trim_start_matches(is_space).len() }
             };
@@ -274,7 +274,7 @@ fn split(args: &Args, from_end: bool, budget: &Budget) -> Result<Value> {
             }
         }
     }
-    // A part costs a reference and a string.
+    // Each part is a reference and a string.
     budget.charge(64 * parts.len())?;
     Seq::list(parts.into_iter().map(|part| text.slice_of(part).into()).collect(), budget)
 }
@@ -329,7 +329,7 @@ fn format(args: &Args, budget: &Budget) -> Result<Value> {
             continue;
         }
         let end = rest.find('}').filter(|_| rest.starts_with('{'));
-        let end = end.map_or_else(|| wrong("format(): a brace that is alone"), Ok)?;
+        let end = end.map_or_else(|| wrong("format(): an unmatched brace"), Ok)?;
         let name = rest.get(1..end).unwrap_or_default();
         let value = match name.parse::<usize>() {
             Ok(place) => args.get(place.saturating_add(1), ""),
@@ -348,7 +348,7 @@ fn format(args: &Args, budget: &Budget) -> Result<Value> {
     Ok(formatted.into())
 }
 
-/// The keys and values of a dict, in tuples.
+/// A dict's entries as tuples.
 pub fn entries(value: &Value, kind: Kind, budget: &Budget) -> Result<Value> {
     let tuple = |(key, value): &(Value, Value)| Seq::build(vec![key.clone(), value.clone()], Kind::Tuple, budget);
     let tuples: Result<Vec<Value>> = value.pairs()?.iter().map(tuple).collect();

@@ -1,11 +1,11 @@
-//! Operators of templates, each paying for its work. They mean what they mean in Python.
+//! Operators with Python's semantics, each paying for its work.
 
 use std::cmp::Ordering;
 
 use super::methods;
 use super::values::{Budget, Kind, Result, SLOT_BYTES, Seq, Text, Value, cost, wrong};
 
-/// `value.name`. Methods come before the keys of a dict.
+/// `value.name`. Methods precede the keys of a dict.
 pub fn attribute(of: &Value, name: &str) -> Result<Value> {
     let method = || methods::find(of, name).map(|_| Value::Function);
     let found = match of {
@@ -44,7 +44,7 @@ pub fn item(of: &Value, key: &Value, budget: &Budget) -> Result<Value> {
     }
 }
 
-/// Python's slice: the places from `start` to `stop`, every `step`-th.
+/// Python's slice: every `step`-th index from `start` to `stop`.
 fn places(len: usize, bounds: [Option<i64>; 3]) -> Result<Vec<usize>> {
     let len = i64::try_from(len).unwrap_or(i64::MAX);
     let [start, stop, step] = bounds;
@@ -141,7 +141,7 @@ fn concatenated(left: &Text, right: &Text, is_html: bool, budget: &Budget) -> Re
 }
 
 fn repeat(value: &Value, times: i64, budget: &Budget) -> Result<Value> {
-    // A negative number repeats as little as zero does.
+    // A negative number repeats zero times.
     let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
     budget.charge(times)?;
     match value {
@@ -167,7 +167,7 @@ fn arithmetic(operator: &str, left: &Value, right: &Value) -> Result<Value> {
             "-" => left.checked_sub(right),
             "*" => left.checked_mul(right),
             "//" if right != 0 => left.checked_div_euclid(right).map(|quotient| match right < 0 && left % right != 0 {
-                // Rust rounds so that the remainder is positive, Python down.
+                // Rust keeps the remainder positive; Python rounds down.
                 true => quotient - 1,
                 false => quotient,
             }),
@@ -216,7 +216,7 @@ pub fn compare(operator: &str, left: &Value, right: &Value, budget: &Budget) -> 
     }
 }
 
-/// The order of two values.
+/// Compares two values.
 pub fn order(left: &Value, right: &Value, case_sensitive: bool, budget: &Budget) -> Result<Ordering> {
     budget.charge(cost(left).min(cost(right)))?;
     match (left, right) {

@@ -1,17 +1,17 @@
-//! The tokens of a template as a tree: Jinja's statements and expressions.
+//! Parses a template's tokens into a tree of Jinja's statements and expressions.
 
 use std::sync::Arc;
 
 use super::lexer::{Token, tokens};
 use super::values::{Fault, Result, wrong};
 
-/// An expression's tree is at most this deep: a chain such as `a + b + c` is as deep as it is long.
+/// Maximum depth of an expression: a chain such as `a + b + c` is as deep as it is long.
 const MAX_OPERATORS: u32 = 128;
 
-/// Brackets, tags and signs inside each other.
+/// Maximum nesting of brackets, tags and signs.
 const MAX_NESTING: u32 = 48;
 
-/// A template that was read.
+/// A parsed template.
 #[derive(Debug, Default)]
 pub struct Template {
     pub body: Vec<Stmt>,
@@ -44,7 +44,7 @@ pub struct Stmt {
 
 #[derive(Debug)]
 pub enum StmtKind {
-    /// A constant text, by its number.
+    /// The index of a constant text.
     Data(usize),
     Print(Expr),
     If(Vec<(Expr, Vec<Stmt>)>, Vec<Stmt>),
@@ -53,7 +53,7 @@ pub enum StmtKind {
     /// `{% set x | filter %}...{% endset %}`; the filters apply to [`ExprKind::Captured`].
     SetBlock(Target, Expr, Vec<Stmt>),
     Macro(usize),
-    /// `{% call(params) f() %}`: the macro that `caller` is, and the call.
+    /// `{% call(params) f() %}`: the index of the macro `caller`, and the call.
     Call(usize, Expr),
     Filter(Expr, Vec<Stmt>),
     With(Vec<(Target, Expr)>, Vec<Stmt>),
@@ -71,7 +71,7 @@ pub struct For {
     pub otherwise: Vec<Stmt>,
 }
 
-/// What is assigned to.
+/// Target of an assignment.
 #[derive(Debug)]
 pub enum Target {
     Name(Arc<str>),
@@ -89,7 +89,7 @@ pub struct Expr {
 pub enum ExprKind {
     Const(usize),
     Name(Arc<str>),
-    /// The text of the block whose filters these are.
+    /// The text of the block that the filters apply to.
     Captured,
     List(Vec<Expr>),
     Tuple(Vec<Expr>),
@@ -118,7 +118,7 @@ pub enum Arg {
 }
 
 impl ExprKind {
-    /// The depth of the deepest operand.
+    /// Depth of the deepest operand.
     fn depth(&self) -> u32 {
         let all = |exprs: &[Expr]| exprs.iter().map(|expr| expr.depth).max().unwrap_or(0);
         let of_args = |args: &[Arg]| {
@@ -145,7 +145,7 @@ impl ExprKind {
     }
 }
 
-/// Reads a template. On failure, also the line at fault.
+/// Parses a template. On failure, also returns the line.
 pub fn parse(source: &str) -> std::result::Result<Template, (Fault, u32)> {
     let mut parser = Parser { tokens: tokens(source)?, at: 0, nesting: 0, template: Template::default() };
     match parser.body(&[]) {
@@ -164,7 +164,7 @@ struct Parser {
     template: Template,
 }
 
-/// Binary operators and how tightly they bind; 3 is `not`, 4 are comparisons.
+/// Binary operators with their precedence; 3 is `not`, 4 are comparisons.
 const BINARY: [(&str, u32); 10] =
     [("or", 1), ("and", 2), ("+", 5), ("-", 5), ("~", 6), ("*", 7), ("/", 7), ("//", 7), ("%", 7), ("**", 8)];
 const COMPARISONS: [&str; 7] = ["==", "!=", "<", "<=", ">", ">=", "in"];
@@ -186,7 +186,7 @@ impl Parser {
         token
     }
 
-    /// Takes an operator or a word, if it comes next.
+    /// Skips an operator or word, if it is next.
     fn skip(&mut self, wanted: &str) -> bool {
         let is_there = self.is_next(wanted);
         self.at += usize::from(is_there);
@@ -209,7 +209,7 @@ impl Parser {
             Token::End => "the end".into(),
             _ => "a constant or a text".into(),
         };
-        wrong(format!("{found} where {wanted} should be"))
+        wrong(format!("{found} instead of {wanted}"))
     }
 
     fn expect(&mut self, wanted: &str) -> Result<()> {
@@ -231,10 +231,10 @@ impl Parser {
         self.template.constants.len() - 1
     }
 
-    /// Runs a part of the parser one level deeper.
+    /// Parses one level deeper.
     fn nested<T>(&mut self, part: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.nesting >= MAX_NESTING {
-            return wrong(format!("more than {MAX_NESTING} operators, brackets or tags inside each other"));
+            return wrong(format!("more than {MAX_NESTING} nested operators, brackets or tags"));
         }
         self.nesting += 1;
         let part = part(self);
@@ -252,7 +252,7 @@ impl Parser {
 
     // Statements.
 
-    /// Statements up to one of these tags, whose name is taken and returned.
+    /// Statements up to one of these tags. Consumes the tag's name and returns it.
     fn body(&mut self, ends: &[&str]) -> Result<(Vec<Stmt>, Arc<str>)> {
         let mut body = Vec::new();
         loop {
@@ -284,7 +284,7 @@ impl Parser {
         }
     }
 
-    /// The rest of a tag, statements up to `end`, and its tag.
+    /// The rest of a tag, statements up to `end`, and the end tag.
     fn block(&mut self, end: &str) -> Result<Vec<Stmt>> {
         self.tag_end()?;
         let (body, _) = self.body(&[end])?;
@@ -337,16 +337,18 @@ impl Parser {
                 }
                 return Ok(StmtKind::With(sets, self.block("endwith")?));
             }
-            // Hugging Face's mark of what a model is trained on: it renders its content.
+            // Hugging Face's mark of training text: renders its content.
             "generation" => return Ok(StmtKind::With(Vec::new(), self.block("endgeneration")?)),
             "do" => StmtKind::Do(self.tuple()?),
             "break" => StmtKind::Break,
             "continue" => StmtKind::Continue,
             "include" | "import" | "from" | "extends" => {
-                return wrong("chat templates have no part in another template");
+                return wrong("chat templates cannot include other templates");
             }
-            "block" | "autoescape" | "trans" | "debug" => return wrong(format!("`{name}` is not for chat templates")),
-            name => return wrong(format!("the tag `{name:.40}` is not known here")),
+            "block" | "autoescape" | "trans" | "debug" => {
+                return wrong(format!("`{name}` is not supported in chat templates"));
+            }
+            name => return wrong(format!("the tag `{name:.40}` is unknown")),
         };
         self.tag_end()?;
         Ok(kind)
@@ -399,7 +401,7 @@ impl Parser {
         let iter = self.tuple_of(|parser| parser.binary(1))?;
         let filter = if self.skip("if") { Some(self.expression()?) } else { None };
         if self.is_next("recursive") {
-            return wrong("a recursive loop is not for chat templates");
+            return wrong("recursive loops are not supported");
         }
         self.tag_end()?;
         let (body, end) = self.body(&["else", "endfor"])?;
@@ -453,7 +455,7 @@ impl Parser {
 
     // Expressions.
 
-    /// One expression, or a tuple of several without brackets.
+    /// An expression, or a tuple without brackets.
     fn tuple(&mut self) -> Result<Expr> {
         self.tuple_of(Self::expression)
     }
@@ -485,7 +487,7 @@ impl Parser {
         })
     }
 
-    /// Operators that bind at least so tightly.
+    /// Operators of at least this precedence.
     fn binary(&mut self, least: u32) -> Result<Expr> {
         let mut left = if least <= NOT && self.skip("not") {
             let operand = self.nested(|parser| parser.binary(NOT))?;
@@ -583,7 +585,7 @@ impl Parser {
         self.expr(ExprKind::Const(constant))
     }
 
-    /// Items with commas between, up to a bracket.
+    /// Comma-separated items up to a bracket.
     fn items<T>(&mut self, close: &str, item: impl Fn(&mut Self) -> Result<T>) -> Result<Vec<T>> {
         let mut items = Vec::new();
         while !self.skip(close) {
@@ -618,7 +620,7 @@ impl Parser {
         })
     }
 
-    /// Attributes, items and calls.
+    /// Parses attributes, items and calls.
     fn postfix(&mut self, mut expr: Expr) -> Result<Expr> {
         loop {
             if self.skip(".") {
@@ -663,7 +665,7 @@ impl Parser {
         }
     }
 
-    /// Filters, tests, and calls of what they give.
+    /// Parses filters, tests, and calls of their results.
     fn filters(&mut self, mut expr: Expr) -> Result<Expr> {
         loop {
             if self.is_next("|") {

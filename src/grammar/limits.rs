@@ -1,34 +1,32 @@
-//! What a constraint may ask for. Reading some grammars takes time that grows with a square or worse, and there is no way to
-//! stop it: so what is read has limits, below which it takes less than 250 ms (`benches/hostile.rs`). They are far above
-//! what is used to describe answers and tools.
+//! Limits of constraints. Compiling some grammars takes quadratic time or worse and cannot be stopped, so these
+//! limits keep it below 250 ms (`benches/hostile.rs`). They are far above typical answers and tools.
 
 use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-/// Values of a schema, which together may be that deep.
+/// Maximum values in a schema, and their depth.
 const MOST_VALUES: usize = 10_000;
 const MOST_DEPTH: usize = 200;
-/// Bytes of a schema's texts.
+/// Maximum bytes of a schema's strings.
 const MOST_SCHEMA_BYTES: usize = 256 << 10;
-/// Bytes of a grammar, and of all regular expressions of a schema.
+/// Maximum bytes of a grammar, and of all regular expressions in a schema.
 const MOST_LARK_BYTES: usize = 32 << 10;
-/// Bytes of a grammar of llama.cpp's, which is several times as long in Lark's syntax.
+/// Maximum bytes of a llama.cpp grammar, which is several times as long in Lark's syntax.
 const MOST_GBNF_BYTES: usize = 16 << 10;
 const MOST_PATTERN_BYTES: usize = 16 << 10;
-/// Sum of the squares of how many properties each object has or requires: 1000 in one object.
+/// Maximum sum of squares of each object's numbers of properties and required ones: 1000 in one object.
 const MOST_PROPERTIES: usize = 1_000_000;
-/// Characters that a pattern's texts have at least: what follows from one character only is written at once.
+/// Limit of a pattern's minimum length of text: forced text is written at once.
 const MOST_LEAST_LENGTH: u64 = 20_000;
-/// Patterns of names: each is compared with each.
+/// Maximum patterns of property names: each pair is compared.
 const MOST_NAME_PATTERNS: usize = 64;
-/// Patterns that a text may have to match all.
+/// Maximum patterns that one string must match.
 const MOST_JOINED_PATTERNS: usize = 16;
-/// The least common multiple of what numbers have to be multiples of, without their decimal points: an automaton has so many
-/// states.
+/// Maximum least common multiple of all `multipleOf`, without decimal points: the automaton has as many states.
 const MOST_MULTIPLE: u64 = 20_000;
 
-/// What is above a limit.
+/// A value above a limit.
 pub(super) struct Excess {
     pub of: &'static str,
     pub expected: String,
@@ -42,7 +40,7 @@ fn check<T: PartialOrd + ToString>(of: &'static str, found: T, most: T) -> Resul
     }
 }
 
-/// What a schema asks for, added up.
+/// Totals over a schema.
 #[derive(Default)]
 struct Sums {
     values: usize,
@@ -52,7 +50,7 @@ struct Sums {
     name_patterns: usize,
     patterns: usize,
     least_length: u64,
-    /// Whether schemas are put together of several.
+    /// Whether schemas are combined.
     joins: bool,
     multiple: u64,
 }
@@ -60,15 +58,15 @@ struct Sums {
 impl Sums {
     fn check(&self) -> Result<(), Excess> {
         check("number of values", self.values, MOST_VALUES)?;
-        check("bytes of texts", self.bytes, MOST_SCHEMA_BYTES)?;
+        check("bytes of strings", self.bytes, MOST_SCHEMA_BYTES)?;
         check("bytes of patterns", self.pattern_bytes, MOST_PATTERN_BYTES)?;
-        check("length of a pattern's texts", self.least_length, MOST_LEAST_LENGTH)?;
-        check("squares of numbers of properties", self.properties, MOST_PROPERTIES)?;
+        check("minimum length of a pattern's text", self.least_length, MOST_LEAST_LENGTH)?;
+        check("sum of squares of property counts", self.properties, MOST_PROPERTIES)?;
         check("number of patternProperties", self.name_patterns, MOST_NAME_PATTERNS)?;
         if self.joins {
             check("number of patterns, with allOf or keywords beside $ref", self.patterns, MOST_JOINED_PATTERNS)?;
         }
-        check("common multiple of multipleOf", self.multiple, MOST_MULTIPLE)
+        check("least common multiple of multipleOf", self.multiple, MOST_MULTIPLE)
     }
 
     fn add_keyword(&mut self, key: &str, value: &Value) {
@@ -99,7 +97,7 @@ impl Sums {
     }
 }
 
-/// Saturates at the largest number.
+/// Saturates on overflow.
 fn least_common_multiple(a: u64, b: u64) -> u64 {
     let (mut divisor, mut rest) = (a, b);
     while rest > 0 {
@@ -108,11 +106,12 @@ fn least_common_multiple(a: u64, b: u64) -> u64 {
     (a / divisor.max(1)).saturating_mul(b)
 }
 
-/// About how long a text of a regular expression is at least: of alternatives the longest counts, and a class is a character.
+/// Approximate minimum length of a regular expression's text: the longest alternative counts, and a class is one
+/// character.
 fn least_length(pattern: &str) -> u64 {
-    // Of each open group: what stands before it, and the longest alternative so far.
+    // Per open group: the length before it, and the longest alternative so far.
     let mut groups = vec![(0u64, 0u64)];
-    // What is certain of the alternative, and what a repetition would repeat.
+    // The alternative's length so far, and that of the last element, for repetitions.
     let (mut sum, mut last) = (0u64, 0u64);
     let mut is_repeated = false;
     let mut chars = pattern.chars().peekable();
@@ -145,7 +144,7 @@ fn least_length(pattern: &str) -> u64 {
                         while chars.next().is_some_and(|c| c != '}') {}
                         digits.parse().unwrap_or(if digits.is_empty() { 1 } else { u64::MAX })
                     }
-                    // It says that a repetition is as short as possible.
+                    // A lazy repetition.
                     '?' if was_repeated => 1,
                     '+' => 1,
                     _ => 0,
@@ -172,19 +171,19 @@ fn least_length(pattern: &str) -> u64 {
     groups.last().map_or(0, |&(_, longest)| longest).max(sum.saturating_add(last))
 }
 
-/// What stands in a definition of a grammar.
+/// An element of a grammar's definition.
 enum Part<'t> {
     Length(u64),
     Name(&'t str),
     Open,
     Close,
     Or,
-    /// The last one, so many times.
+    /// Repeats the previous one.
     Times(u64),
 }
 
-/// About how long a text of a grammar is at least. Names stand for what they are defined as: of a terminal, whose texts are
-/// written at once, the longest alternative, as in a pattern; of a rule the shortest.
+/// Approximate minimum length of a grammar's text. A terminal, written at once, counts its longest alternative, as in
+/// a pattern; a rule its shortest.
 fn lark_length(text: &str) -> u64 {
     let mut bodies: HashMap<&str, String> = HashMap::new();
     let mut current = "";
@@ -208,7 +207,7 @@ fn lark_length(text: &str) -> u64 {
     }
     let parts: HashMap<&str, Vec<Part>> = bodies.iter().map(|(&name, body)| (name, parts_of(body))).collect();
     let mut known: HashMap<&str, u64> = HashMap::new();
-    // A definition is visited twice: before and after those that it names.
+    // Each definition is visited before and after those it names.
     let mut stack: Vec<(&str, bool)> = parts.keys().map(|name| (*name, false)).collect();
     let mut seen = HashSet::new();
     while let Some((name, is_known)) = stack.pop() {
@@ -227,13 +226,13 @@ fn lark_length(text: &str) -> u64 {
     known.into_values().max().unwrap_or(0)
 }
 
-/// The parts of a definition; schemas and the like have no length.
+/// The elements of a definition; schemas and the like have length 0.
 fn parts_of(body: &str) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     let mut rest = body;
     while let Some(c) = rest.chars().next() {
         let after = rest.get(c.len_utf8()..).unwrap_or_default();
-        // Up to this character, which no backslash is in front of.
+        // To the next `end` that is not escaped.
         let quoted = |end: char| {
             let mut is_escaped = false;
             let at = after.find(|c| {
@@ -260,7 +259,7 @@ fn parts_of(body: &str) -> Vec<Part<'_>> {
             '<' => (None, after.split_once('>').map_or("", |(_, rest)| rest)),
             '%' => (None, ""),
             '(' | '[' => (Some(Part::Open), after),
-            // What is in brackets need not be there.
+            // Brackets are optional.
             ']' => {
                 parts.push(Part::Close);
                 (Some(Part::Times(0)), after)
@@ -329,7 +328,7 @@ fn parts_length(parts: &[Part], is_terminal: bool, of: impl Fn(&str) -> u64) -> 
 
 /// Refuses a schema that is too large, without recursion.
 pub(super) fn check_schema(schema: &Value) -> Result<(), Excess> {
-    /// Beyond it, llguidance writes a neighbour of the number.
+    /// Beyond it, llguidance writes a neighbouring number.
     const MOST_EXACT: u64 = 1 << 53;
     let mut sums = Sums::default();
     let mut rest = vec![(schema, 1, false)];
@@ -352,36 +351,36 @@ pub(super) fn check_schema(schema: &Value) -> Result<(), Excess> {
             }
             _ => {}
         }
-        // Long before all of it has been seen.
+        // Stop before visiting a large schema.
         check("number of values", sums.values.max(rest.len()), MOST_VALUES)?;
     }
     sums.check()
 }
 
-/// Refuses a regular expression that is too long, or whose texts are.
+/// Refuses a regular expression that is too long or forces too long a text.
 pub(super) fn check_pattern(pattern: &str) -> Result<(), Excess> {
     check("bytes", pattern.len(), MOST_PATTERN_BYTES)?;
-    check("length of its texts", least_length(pattern), MOST_LEAST_LENGTH)
+    check("minimum length of its text", least_length(pattern), MOST_LEAST_LENGTH)
 }
 
-/// Refuses a grammar of llama.cpp's that is too long.
+/// Refuses a llama.cpp grammar that is too long.
 pub(super) fn check_gbnf(text: &str) -> Result<(), Excess> {
     check("bytes", text.len(), MOST_GBNF_BYTES)
 }
 
-/// Refuses a grammar in Lark's syntax whose texts are too long.
+/// Refuses a Lark grammar that forces too long a text.
 pub(super) fn check_lengths(text: &str) -> Result<(), Excess> {
-    check("length of its texts", lark_length(text), MOST_LEAST_LENGTH)
+    check("minimum length of its text", lark_length(text), MOST_LEAST_LENGTH)
 }
 
-/// Refuses a grammar that is too long, or has a schema that is too large.
+/// Refuses a Lark grammar that is too long or has a schema that is too large.
 pub(super) fn check_lark(text: &str) -> Result<(), Excess> {
     check("bytes", text.len(), MOST_LARK_BYTES)?;
-    check("length of its texts", text.lines().map(least_length).max().unwrap_or(0), MOST_LEAST_LENGTH)?;
+    check("minimum length of its text", text.lines().map(least_length).max().unwrap_or(0), MOST_LEAST_LENGTH)?;
     check_lengths(text)?;
     for (at, keyword) in text.match_indices("%json") {
         let rest = &text[at + keyword.len()..];
-        // What is no JSON is refused when the grammar is read.
+        // Invalid JSON is refused when the grammar is compiled.
         if let Some(Ok(schema)) = serde_json::Deserializer::from_str(rest).into_iter::<Value>().next() {
             check_schema(&schema)?;
         }

@@ -1,4 +1,4 @@
-//! What is told of a model that clients may choose, whether it is loaded or not.
+//! Descriptions of models for clients, whether loaded or not.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -7,21 +7,21 @@ use crate::answer::{Format, Mark};
 use crate::load::{ModelFile, ModelShape, WeightShare};
 use crate::model::ModelConfig;
 
-/// What a model's files say of it.
+/// A description of a model.
 #[derive(Clone, Debug)]
 pub struct About {
     name: String,
     config: ModelConfig,
-    /// What it can do, in Ollama's words.
+    /// Its capabilities, as Ollama names them.
     capabilities: Vec<&'static str>,
-    /// Its parameters, and how most of them are stored.
+    /// Parameter count, and the type of most parameters.
     n_parameters: Option<u64>,
     block_type: String,
     template: String,
 }
 
 impl About {
-    /// What the headers of a model's files say.
+    /// Describes a model by its files' headers.
     pub fn of_file(file: &ModelFile) -> About {
         let header = &file.header;
         let shares = header.catalog.shares();
@@ -47,7 +47,7 @@ impl About {
         }
     }
 
-    /// What is known of one that is loaded, whose files nobody has named.
+    /// Describes a loaded model whose files are unknown.
     pub fn of_loaded(loaded: &Loaded) -> About {
         let (name, config, types) = match loaded {
             Loaded::Decoder(decoder) => {
@@ -68,7 +68,7 @@ impl About {
         about
     }
 
-    /// What only a model that is loaded has: its template may be one that is built in.
+    /// Adds what only a loaded model has: its template may be a built-in one.
     pub fn add_loaded(&mut self, loaded: &Loaded) {
         self.capabilities = match loaded {
             Loaded::Decoder(decoder) => {
@@ -82,7 +82,7 @@ impl About {
         };
     }
 
-    /// In short, as Ollama's `details` have it.
+    /// Ollama's `details`.
     pub fn details(&self, format: &str) -> Json {
         let family = &self.config.architecture;
         json!({
@@ -92,8 +92,8 @@ impl About {
         })
     }
 
-    /// In full: Ollama's answer to `/api/show`, with the names of GGUF's metadata. `context_length` is what the server gives the
-    /// model, where it is loaded.
+    /// Ollama's answer to `/api/show`, with GGUF's metadata names. `context_length` is the server's, if the model is
+    /// loaded.
     pub fn shown(&self, format: &str, context_length: Option<u32>) -> Json {
         let About { config, .. } = self;
         let architecture = &config.architecture;
@@ -134,7 +134,7 @@ fn capabilities(template: &str, format: Format) -> Vec<&'static str> {
     all
 }
 
-/// A number of parameters as Ollama writes it, such as 1.2B.
+/// A number of parameters in Ollama's format, such as 1.2B.
 fn human(n: u64) -> String {
     match n {
         0..1_000 => n.to_string(),

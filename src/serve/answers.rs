@@ -1,4 +1,4 @@
-//! The answers of a request while the engine computes them: what each adds, its tokens, and why it ended.
+//! The answers of a request while the engine generates them: deltas, tokens and finish reasons.
 
 use std::collections::{HashSet, VecDeque};
 use std::future::poll_fn;
@@ -19,26 +19,25 @@ use crate::engine::{Request, Stream, Usage};
 use crate::error::Error;
 use crate::generate::{GenerateOptions, Piece, StopReason};
 
-/// How long a further answer of a request waits before it tries again to be taken.
+/// Delay before a request's next answer is submitted again when the queue is full.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How the answers to a prompt are generated: they differ in their seeds alone.
+/// How the answers to a prompt are generated. They differ only in their seeds.
 #[derive(Clone)]
 pub struct Choices {
     pub options: GenerateOptions,
     pub seeds: Vec<u64>,
 }
 
-/// A prompt, and how its answers are generated. All of its answers share it, so that what a request says is held once, however
-/// many answers it asks for.
+/// A prompt and its options, shared by all of its answers so that the request is held in memory once.
 pub struct Ask {
     pub ids: Vec<u32>,
     pub choices: Arc<Choices>,
-    /// What takes answers apart, a clone each; they are plain text if `None`.
+    /// Parses answers, a clone each; `None` for plain text.
     pub reader: Option<AnswerReader>,
 }
 
-/// A token, and how likely it was.
+/// A token and its log probability.
 #[derive(Clone, Debug)]
 pub struct Token {
     pub bytes: Vec<u8>,
@@ -47,19 +46,19 @@ pub struct Token {
 }
 
 impl Token {
-    /// Its text; a part of a character is shown as such.
+    /// The token's text; a partial character becomes U+FFFD.
     pub fn text(bytes: &[u8]) -> String {
         String::from_utf8_lossy(bytes).into_owned()
     }
 }
 
-/// What an answer adds.
+/// A part of an answer.
 #[derive(Clone, Debug, Default)]
 pub struct Delta {
     pub thinking: String,
     pub text: String,
     pub calls: Vec<ToolCall>,
-    /// Tokens that are certain now, if they are asked for: those of a stop text never come.
+    /// Tokens whose text is final, if requested. Tokens of a stop string are never sent.
     pub tokens: Vec<Token>,
 }
 
@@ -75,7 +74,7 @@ impl Delta {
         }
     }
 
-    /// About how many bytes it takes in memory once it is told as JSON.
+    /// Approximate memory size as JSON.
     fn size_bytes(&self) -> usize {
         /// An object of three members, with a value for each byte of the token.
         fn of_token(bytes: &[u8]) -> usize {
@@ -103,12 +102,12 @@ pub struct End {
 }
 
 impl End {
-    /// Whether it was cut off for want of room or time.
+    /// Whether it was cut off for lack of room or time.
     pub fn is_cut(&self) -> bool {
         matches!(self.reason, StopReason::MaxTokens | StopReason::ContextFull | StopReason::Deadline)
     }
 
-    /// Why it ended, as OpenAI's interface has it.
+    /// OpenAI's `finish_reason`.
     pub fn finish(&self) -> &'static str {
         match (self.is_cut(), self.has_calls) {
             (true, _) => "length",
@@ -118,13 +117,13 @@ impl End {
     }
 }
 
-/// What is said of the answer of that number.
+/// An event of the answer with that index.
 pub enum Said {
     Delta(usize, Delta),
     End(usize, End),
 }
 
-/// An answer that waits for its turn.
+/// An answer not yet submitted.
 struct Waiting {
     index: usize,
     ask: Arc<Ask>,
@@ -136,20 +135,20 @@ struct Running {
     index: usize,
     stream: Stream,
     reader: Option<AnswerReader>,
-    /// Tokens that end a text and are none of it.
+    /// Tokens that end the text without being part of it.
     end_ids: Vec<u32>,
-    /// Tokens whose text is not out yet.
+    /// Tokens whose text is not sent yet.
     held: VecDeque<Token>,
     has_calls: bool,
     latest: Option<Instant>,
     stages: Stages,
 }
 
-/// What a request has taken.
+/// Token usage of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Used {
     pub tokens: Usage,
-    /// Those of the answers' tokens that are thoughts, with the marks around these.
+    /// Completion tokens that are reasoning, including its markers.
     pub reasoning_tokens: usize,
 }
 
@@ -164,19 +163,19 @@ pub struct Answers {
     waiting: VecDeque<Waiting>,
     running: Vec<Running>,
     said: VecDeque<Said>,
-    /// Of each prompt, how many answers it has, and its numbers.
+    /// The number of answers per prompt, and the usage of each answer.
     n_each: usize,
     usages: Vec<Usage>,
     n_reasoning: usize,
-    /// The trace of all of them.
+    /// The trace of all answers.
     operation: Operation,
 }
 
 impl Answers {
-    /// Has the engine begin. Each prompt has as many answers; answers of the same prompt come one behind the other in number.
+    /// Submits the first answer. Answers to the same prompt have consecutive indices.
     ///
     /// # Errors
-    /// `busy` if the queue is full; those of [`Engine::submit`](crate::engine::Engine::submit).
+    /// `busy` if the queue is full; errors of [`Engine::submit`](crate::engine::Engine::submit).
     pub fn begin(
         lease: Lease,
         metrics: Arc<Metrics>,
@@ -188,7 +187,7 @@ impl Answers {
         let n_each = asks.first().map_or(1, |ask| ask.choices.seeds.len());
         let mut waiting = VecDeque::new();
         for ask in asks {
-            // The first one is told at once; the others are as it is.
+            // Check every prompt now: only the first is submitted here.
             decoder.model().check_prompt(&ask.ids)?;
             let ask = Arc::new(ask);
             for &seed in &ask.choices.seeds {
@@ -223,8 +222,8 @@ impl Answers {
         error
     }
 
-    /// Gives the engine the answers that wait, one after the other: the next one when those before have begun. So a request has
-    /// one place in the queue, however many answers it asks for.
+    /// Submits waiting answers one by one, each after all earlier ones have started. So a request takes one place in
+    /// the queue, however many answers it asks for.
     fn submit(&mut self, may_wait: bool) -> Result<(), ApiError> {
         while let Some(next) = self.waiting.front()
             && self.running.iter().all(|answer| answer.latest.is_some())
@@ -255,7 +254,7 @@ impl Answers {
     pub fn usage(&self) -> Used {
         let mut sum = Usage::default();
         for (index, usage) in self.usages.iter().enumerate() {
-            // All answers to a prompt have it in common; what the later ones found of it was computed for the first.
+            // All answers share the prompt; tokens that later ones found cached were computed for the first.
             if index % self.n_each == 0 {
                 sum.prompt_tokens += usage.prompt_tokens;
                 sum.cached_tokens += usage.cached_tokens;
@@ -265,10 +264,10 @@ impl Answers {
         Used { tokens: sum, reasoning_tokens: self.n_reasoning }
     }
 
-    /// What comes next; `None` when all answers are over.
+    /// The next event; `None` when all answers have ended.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Errors of the engine.
     pub async fn next(&mut self) -> Option<Result<Said, ApiError>> {
         loop {
             if let Some(said) = self.said.pop_front() {
@@ -291,7 +290,7 @@ impl Answers {
                     if let Poll::Ready(piece) = pin!(answer.stream.next()).poll(context) {
                         return Poll::Ready((at, piece));
                     }
-                    // The engine wakes who waits for a piece when it begins, too.
+                    // The engine also wakes this task when the prompt starts.
                     answer.stages.look(|| answer.stream.usage());
                 }
                 Poll::Pending
@@ -328,7 +327,7 @@ impl Answers {
             let tokenizer = self.decoder.model().tokenizer()?;
             let bytes = |id| tokenizer.token_bytes(id).unwrap_or_default().to_vec();
             let top = told.top.iter().map(|&(id, logprob)| (bytes(id), logprob)).collect();
-            // The token that ends a text may complete it, and is none of its tokens all the same.
+            // The end token may complete the text, but is not one of its tokens.
             if !answer.end_ids.contains(&piece.id) {
                 answer.held.push_back(Token { bytes: bytes(piece.id), logprob: told.logprob, top });
             }
@@ -363,7 +362,7 @@ impl Answers {
             delta.add(reader.finish());
         }
         match reason {
-            // These are the stop text's.
+            // The held tokens are the stop string's.
             StopReason::StopText | StopReason::Cancelled => {}
             _ => delta.tokens.extend(answer.held.drain(..)),
         }
@@ -378,8 +377,7 @@ impl Answers {
         Ok(())
     }
 
-    /// All answers at their ends, by their numbers. Where together they take more than so many bytes, those that are not over end
-    /// as if there was no room for more.
+    /// Collects all answers, by index. If together they exceed `most` bytes, unfinished ones end with `MaxTokens`.
     ///
     /// # Errors
     /// As [`Answers::next`].
@@ -412,7 +410,7 @@ impl Answers {
 }
 
 impl Drop for Answers {
-    /// What was given up was computed all the same.
+    /// Counts the tokens of cancelled answers too.
     fn drop(&mut self) {
         for answer in &mut self.running {
             let usage = answer.stream.usage();
@@ -424,19 +422,19 @@ impl Drop for Answers {
     }
 }
 
-/// Ids of calls. Answers of one request come from the same messages, so that their calls may come with the same ids.
+/// Ids of tool calls. Answers of one request have the same messages, so the model may repeat ids.
 pub struct CallIds {
     taken: HashSet<String>,
     next: usize,
 }
 
 impl CallIds {
-    /// Messages say where a conversation's ids go on.
+    /// Continues the numbering of the conversation's ids.
     pub fn new(n_messages: usize) -> CallIds {
         CallIds { taken: HashSet::new(), next: n_messages * 100 }
     }
 
-    /// The id of a call: the model's own, if it has one that is new.
+    /// The id of a call: the model's own if it is unique.
     pub fn of(&mut self, call: &ToolCall) -> String {
         let mut id = call.id.clone();
         loop {
@@ -450,14 +448,14 @@ impl CallIds {
         }
     }
 
-    /// A call as OpenAI's interface tells it.
+    /// A call in OpenAI's format.
     pub fn told(&mut self, call: &ToolCall) -> Json {
         let arguments = Json::Object(call.arguments.clone()).to_string();
         json!({"id": self.of(call), "type": "function", "function": {"name": call.name, "arguments": arguments}})
     }
 }
 
-/// Numbers of a request as OpenAI's interface tells them.
+/// Token usage in OpenAI's format.
 pub fn usage_told(Used { tokens: usage, reasoning_tokens }: Used) -> Json {
     json!({
         "prompt_tokens": usage.prompt_tokens,
@@ -478,7 +476,7 @@ mod tests {
     use crate::serve::models::{KeepOptions, Loaded, ModelSpec, Models};
     use crate::serve::telemetry::{Telemetry, Trace};
 
-    /// However many answers a request asks for, what it says is held once, and one of them is with the engine.
+    /// A request is held once, and one of its answers is submitted, however many answers it asks for.
     #[test]
     fn answers_of_a_request_share_what_it_says() {
         let model = Model::builtin(&Device::cpu()).unwrap();

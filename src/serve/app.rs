@@ -1,4 +1,4 @@
-//! What all endpoints have in common: the server's state, and how a request is read.
+//! Shared state of all endpoints, and parsing of requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,11 +29,11 @@ use crate::engine::Usage;
 use crate::error::Error;
 use crate::panics::caught;
 
-/// Bodies below this are parsed where they are read: it takes less than to hand them to a thread. So much of each body is there
-/// to be held whatever others hold, so that usual requests come through.
+/// Bodies below this size are parsed in place, which costs less than a thread. Each body may have this many bytes
+/// regardless of others, so that usual requests always succeed.
 const SMALL_BODY: usize = 64 << 10;
 
-/// Bytes that a JSON value takes in memory at most, without its text: as a member of an object, with its name.
+/// Upper bound of a JSON value's memory without its text: as a member of an object, with its name.
 const VALUE_BYTES: usize = 128;
 
 /// The server.
@@ -43,28 +43,28 @@ pub struct App {
     pub guard: Guard,
     pub metrics: Arc<Metrics>,
     pub page: Option<Page>,
-    /// Told of each request: its method, endpoint, status and time. Nothing of what it says.
+    /// Receives each request's method, endpoint, status and duration, never its content.
     pub log: Option<Tell>,
     /// Sends traces of requests.
     pub telemetry: Telemetry,
-    /// Threads that parse large bodies and make prompts.
+    /// Permits for threads that parse large bodies and make prompts.
     pub preparing: Arc<Semaphore>,
-    /// Of those threads the ones for what can take seconds, grammars and long prompts: others are left for everybody else.
+    /// The part of those for work that can take seconds (grammars, long prompts); the rest stay free for others.
     pub slow: Arc<Semaphore>,
-    /// Bytes of bodies, and of what is made of them, that may yet be held.
+    /// Bytes still available for bodies and what is parsed from them.
     pub bodies: Arc<Semaphore>,
 }
 
-/// Whether a prompt of so many bytes may take long to encode.
+/// Whether a prompt of this size may take long to encode.
 pub fn is_long(n_bytes: usize) -> bool {
     n_bytes > 64 << 10
 }
 
 impl App {
-    /// Does what takes time by a request's size, in a thread of its own, so many at a time.
+    /// Runs work that grows with the request on a blocking thread; bounded concurrency.
     ///
     /// # Errors
-    /// Those of the work.
+    /// Errors of the work.
     pub async fn prepare<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -77,19 +77,19 @@ impl App {
         work.await.unwrap_or_else(|_| Err(broken()))
     }
 
-    /// Has a model answer a conversation.
+    /// Generates answers to a conversation.
     ///
     /// # Errors
-    /// Those of [`Models::get`], [`Conversation::prepare`] and [`Answers::begin`].
+    /// Errors of [`Models::get`], [`Conversation::prepare`] and [`Answers::begin`].
     pub async fn converse(&self, model: &str, conversation: Conversation, since: &Since) -> Result<Answers, ApiError> {
         let lease = self.models.get(model).await?;
         self.answer_conversation(lease, since, conversation).await
     }
 
-    /// The same of a model that is there.
+    /// [`App::converse`] with a leased model.
     ///
     /// # Errors
-    /// Those of [`Conversation::prepare`] and [`Answers::begin`].
+    /// Errors of [`Conversation::prepare`] and [`Answers::begin`].
     pub async fn answer_conversation(
         &self,
         lease: Lease,
@@ -100,12 +100,12 @@ impl App {
         self.answer(lease, since, is_slow, move |decoder| Ok(vec![conversation.prepare(decoder)?])).await
     }
 
-    /// Has a model answer prompts that are made in a thread, unless its queue is full already: where many ask for more than can be
-    /// answered, their prompts would take time from those that are. `is_slow` says whether that reads a grammar or makes a prompt that
-    /// [`is_long`].
+    /// Generates answers to prompts made on a thread, unless the queue is already full: under overload, making
+    /// prompts would slow the running requests. `is_slow` says whether making them parses a grammar or encodes a
+    /// prompt that [`is_long`].
     ///
     /// # Errors
-    /// `busy` if the queue is full; those of the prompts and of [`Answers::begin`].
+    /// `busy` if the queue is full; errors of the prompts and of [`Answers::begin`].
     pub async fn answer(
         &self,
         lease: Lease,
@@ -131,11 +131,11 @@ impl App {
         self.prepare(work).await
     }
 
-    /// Has an encoder compute, in a thread and in parts, so that little is computed for a client that is gone. What was computed
-    /// is for the parts one after the other. Where the device is lost the encoder is loaded again, and the part computed again.
+    /// Runs an encoder on a thread, in parts, to stop early when the client disconnects. Concatenates the parts'
+    /// results. If the device is lost, reloads the encoder and repeats the part.
     ///
     /// # Errors
-    /// `busy` if as many requests wait as may; those of the work.
+    /// `busy` if the queue is full; errors of the work.
     pub async fn compute(
         &self,
         lease: Lease,
@@ -176,7 +176,7 @@ impl App {
             while is_wanted.load(Ordering::Relaxed) {
                 match caught("computing", || part(&lease.loaded, done.len())) {
                     Ok(Some(Ok(result))) => done.push(result),
-                    // This part once more, if that helps.
+                    // Repeat this part after a reload.
                     Ok(Some(Err(error))) | Err(error) => lease.reload(error)?,
                     Ok(None) => break,
                 }
@@ -188,9 +188,9 @@ impl App {
 }
 
 impl App {
-    /// Takes bytes from those that all requests may hold, until a request has so many; its first ones are free.
+    /// Reserves bytes of the shared limit until the request holds `n_bytes`; the first [`SMALL_BODY`] are free.
     fn hold(&self, held: &mut Option<OwnedSemaphorePermit>, n_bytes: usize) -> Result<(), ApiError> {
-        // What alone is more than all may hold has to wait for all others.
+        // A request above the whole limit needs all of it.
         let n_bytes = n_bytes.saturating_sub(SMALL_BODY).min(self.limits.bodies_bytes);
         let n_held = held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let n_more = u32::try_from(n_bytes.saturating_sub(n_held)).unwrap_or(u32::MAX);
@@ -198,7 +198,7 @@ impl App {
             return Ok(());
         }
         let more = self.bodies.clone().try_acquire_many_owned(n_more).map_err(|_| {
-            let message = "requests have as many bytes as the server may hold; ask again later";
+            let message = "the server's memory for request bodies is in use; retry later";
             ApiError::refusal(StatusCode::TOO_MANY_REQUESTS, "busy", message)
         })?;
         match held {
@@ -208,7 +208,7 @@ impl App {
         Ok(())
     }
 
-    /// Reads a body, and takes its bytes from those that all bodies together may have.
+    /// Reads a body and reserves its bytes.
     async fn read(&self, body: Body) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
         let most = self.limits.body_bytes;
         let mut body = Limited::new(body, most);
@@ -220,7 +220,7 @@ impl App {
                     Ok(frame) => frame,
                     Err(error) if error.is::<LengthLimitError>() => return Err(too_large(most)),
                     Err(_) => {
-                        let message = "the request's body ends before its time";
+                        let message = "the request's body ended early";
                         return Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_body", message));
                     }
                 };
@@ -228,7 +228,7 @@ impl App {
                 self.hold(&mut held, read.len() + data.len())?;
                 read.extend_from_slice(data);
             }
-            // What is made of it is known before it is made.
+            // Check the number of values before parsing.
             let n_values = values_of(&read);
             if n_values > self.limits.values {
                 let expected = format!("at most {}", self.limits.values);
@@ -240,7 +240,7 @@ impl App {
         match timeout(self.limits.body_time, all).await {
             Ok(all) => all?,
             Err(_) => {
-                let message = "the request's body did not come in time";
+                let message = "the request's body did not arrive in time";
                 return Err(ApiError::refusal(StatusCode::REQUEST_TIMEOUT, "request_timeout", message));
             }
         }
@@ -248,7 +248,7 @@ impl App {
     }
 }
 
-/// Whether somebody still waits.
+/// Set while the client waits.
 struct Wanted(Arc<AtomicBool>);
 
 impl Drop for Wanted {
@@ -258,20 +258,20 @@ impl Drop for Wanted {
 }
 
 fn broken() -> ApiError {
-    ApiError::refusal(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed at this request")
+    ApiError::refusal(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the server failed to handle this request")
 }
 
-/// When a request came, what its trace is made of, and whose beginnings it shares.
+/// A request's start time, trace and cache salt.
 #[derive(Clone)]
 pub struct Since {
     pub at: Instant,
     pub trace: Trace,
-    /// See [`Request::cache_salt`](crate::engine::Request::cache_salt): of the key, and of the field of that name.
+    /// See [`Request::cache_salt`](crate::engine::Request::cache_salt): API key and field of that name.
     pub cache_salt: Option<String>,
 }
 
 impl Since {
-    /// Bytes of the field at most.
+    /// Maximum length of the field, in bytes.
     const MOST_SALT_BYTES: usize = 256;
 
     fn salted(mut self, request: &Json) -> Result<Since, ApiError> {
@@ -280,7 +280,7 @@ impl Since {
         };
         match fields.text("cache_salt")? {
             Some(salt) if (1..=Self::MOST_SALT_BYTES).contains(&salt.len()) => {
-                // A key is told in hexadecimal digits, so that no two pairs of key and field are one text.
+                // Keys are hexadecimal digests, so no two pairs of key and field give the same salt.
                 self.cache_salt = Some(format!("{} {salt}", self.cache_salt.unwrap_or_default()));
                 Ok(self)
             }
@@ -293,15 +293,15 @@ impl Since {
 pub struct Asked {
     pub json: Json,
     pub since: Since,
-    /// Of the bytes that all requests may hold, those of this one.
+    /// The bytes it reserved.
     _held: Option<OwnedSemaphorePermit>,
 }
 
 impl Asked {
-    /// Its fields.
+    /// The fields.
     ///
     /// # Errors
-    /// If it is no object.
+    /// If the request is not an object.
     pub fn fields(&self) -> Result<Fields<'_>, ApiError> {
         Fields::of(&self.json)
     }
@@ -318,10 +318,10 @@ impl FromRequest<Arc<App>> for Asked {
         let (body, held) = app.read(request.into_body()).await?;
         drop(awaits_body);
         let parse = |body: &[u8]| {
-            // A byte order mark is none of the text.
+            // A byte order mark is not part of the text.
             let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
             serde_json::from_slice(body).map_err(|error| {
-                let message = format!("the request is no JSON: {error}");
+                let message = format!("the request is not valid JSON: {error}");
                 ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_json", message)
             })
         };
@@ -334,7 +334,7 @@ impl FromRequest<Arc<App>> for Asked {
     }
 }
 
-/// Refuses a body by what its headers say of it.
+/// Refuses a body by its headers.
 fn check_headers(headers: &HeaderMap, is_typed: bool, most: usize) -> Result<(), ApiError> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("unreadable"));
     let media = |message: String| {
@@ -351,7 +351,7 @@ fn check_headers(headers: &HeaderMap, is_typed: bool, most: usize) -> Result<(),
     if let Some(encoding) = text(header::CONTENT_ENCODING)
         && encoding != "identity"
     {
-        return media("the request is compressed, expected it plain".into());
+        return media("the request is compressed, expected no Content-Encoding".into());
     }
     match text(header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok()) {
         Some(length) if length > most as u64 => Err(too_large(most)),
@@ -359,8 +359,8 @@ fn check_headers(headers: &HeaderMap, is_typed: bool, most: usize) -> Result<(),
     }
 }
 
-/// JSON values of a text, counted without reading it: one more for each empty list or object than there are. Of what is no JSON it
-/// is any number.
+/// Counts a text's JSON values without parsing it, with one too many for each empty list or object. For invalid JSON
+/// the count is arbitrary.
 fn values_of(text: &[u8]) -> usize {
     let (mut n, mut in_string, mut is_escaped) = (1, false, false);
     for byte in text {
@@ -380,7 +380,7 @@ fn too_large(most: usize) -> ApiError {
     ApiError::refusal(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
 }
 
-/// What identifies an answer.
+/// An answer's id, time and model.
 pub struct Head {
     pub id: String,
     /// Seconds since 1970.
@@ -399,7 +399,7 @@ impl Head {
         }
     }
 
-    /// The beginning of an object.
+    /// The first fields of an object.
     pub fn object(&self, kind: &str) -> Map<String, Json> {
         let Head { id, created, model } = self;
         let fields: [(&str, Json); 4] = [
@@ -421,7 +421,7 @@ pub fn now() -> Duration {
 mod tests {
     use super::*;
 
-    /// As many as there are in what is read.
+    /// Compares the count with the parsed values.
     #[test]
     fn values_are_counted_before_they_are_made() {
         fn n_read(value: &Json) -> usize {

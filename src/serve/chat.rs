@@ -68,7 +68,7 @@ fn conversation_of(
     let has_logprobs = fields.flag("logprobs")? == Some(true);
     let top = fields.whole("top_logprobs", 0, 20)?;
     if top.is_some_and(|n| n > 0) && !has_logprobs {
-        return Err(fields.wrong("top_logprobs", "none where logprobs is not true"));
+        return Err(fields.wrong("top_logprobs", "none unless logprobs is true"));
     }
     let Choices { options, seeds } = sampling.choices.clone();
     let logprobs = has_logprobs.then_some(top.unwrap_or(0) as u32);
@@ -102,7 +102,7 @@ fn conversation_of(
     Ok((Conversation { request, seeds }, notices))
 }
 
-/// How answers are told.
+/// Formats answers.
 struct Told {
     head: Head,
     has_logprobs: bool,
@@ -140,7 +140,7 @@ impl Told {
     }
 
     async fn stream(mut self, mut answers: Answers, parts: Parts, with_usage: bool) -> Result<Parts, Gone> {
-        // Of each answer whether it has begun, and its calls so far.
+        // Per answer: `Some` once begun, with its number of calls.
         let mut begun: Vec<Option<usize>> = Vec::new();
         while let Some(said) = answers.next().await {
             let said = match said {
@@ -162,7 +162,7 @@ impl Told {
                 deltas.push((json!({"role": "assistant", "content": ""}), Json::Null));
                 0
             });
-            // Tokens come with the first part that they are of.
+            // Tokens are sent with the first delta of their piece.
             let has_tokens = self.has_logprobs && !delta.tokens.is_empty();
             let mut logprobs = if has_tokens { logprobs_of(&delta.tokens) } else { Json::Null };
             if !delta.thinking.is_empty() {
@@ -199,12 +199,12 @@ impl Told {
     }
 }
 
-/// Tokens and how likely they were.
+/// Tokens with their log probabilities.
 pub fn logprobs_of(tokens: &[Token]) -> Json {
     json!({"content": tokens_told(tokens), "refusal": null})
 }
 
-/// Each token with the likeliest ones in its place.
+/// Each token with its most likely alternatives.
 pub fn tokens_told(tokens: &[Token]) -> Vec<Json> {
     let told = |bytes: &[u8], logprob: f32| json!({"token": Token::text(bytes), "logprob": logprob, "bytes": bytes});
     let of_token = |token: &Token| {

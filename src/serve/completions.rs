@@ -1,4 +1,4 @@
-//! `/v1/completions`: texts that are continued as they are.
+//! `/v1/completions`: text completion without a chat template.
 
 use std::sync::Arc;
 
@@ -19,10 +19,10 @@ use crate::tokenizer::EncodeOptions;
 
 const FIELDS: &[&str] = &["prompt", "max_completion_tokens", "max_tokens", "echo", "logprobs", "best_of"];
 
-/// Tokens of an answer where none are named, as in OpenAI's interface.
+/// The default token limit, as in OpenAI's interface.
 const USUAL_TOKENS: u64 = 16;
 
-/// A text, or tokens as they are.
+/// A text, or token ids.
 #[derive(Clone)]
 enum Prompt {
     Text(String),
@@ -40,7 +40,7 @@ impl Prompt {
     fn len(&self) -> usize {
         match self {
             Prompt::Text(text) => text.len(),
-            // Whatever a token's text is, of which most are short.
+            // An estimate: most tokens are shorter.
             Prompt::Ids(ids) => ids.len().saturating_mul(8),
         }
     }
@@ -53,10 +53,10 @@ impl Prompt {
     }
 }
 
-/// The tokens of a prompt that no template makes: who sends it writes control tokens by their names.
+/// Tokens of a prompt without a template: the client writes control tokens by name.
 ///
 /// # Errors
-/// Those of the tokenizer.
+/// Errors of the tokenizer.
 pub fn raw(model: &Model, text: &str) -> Result<Vec<u32>, Error> {
     model.encode_with(text, EncodeOptions { add_special: true, parse_special: true })
 }
@@ -70,12 +70,12 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         Sampling::read(fields, &app.limits, &["max_completion_tokens", "max_tokens"], Some(USUAL_TOKENS))?;
     let n_each = choices.seeds.len();
     if fields.whole("best_of", 1, app.limits.choices as u64)?.is_some_and(|n| n != n_each as u64) {
-        return Err(ApiError::unsupported("best_of", "best_of is not n: all answers that are computed are told"));
+        return Err(ApiError::unsupported("best_of", "best_of must equal n: all generated answers are returned"));
     }
     let logprobs = fields.whole("logprobs", 0, 5)?;
     let echo = fields.flag("echo")?.unwrap_or(false);
     if echo && logprobs.is_some() {
-        return Err(ApiError::unsupported("logprobs", "logprobs of a prompt, with echo, are not supported"));
+        return Err(ApiError::unsupported("logprobs", "logprobs with echo are not supported"));
     }
     choices.options.logprobs = logprobs.map(|n| n as u32);
     let prompts = prompts_of(fields)?;
@@ -87,7 +87,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     let is_slow = is_long(prompts.iter().map(Prompt::len).sum());
     let n_echoed = prompts.iter().map(Prompt::len).sum::<usize>().saturating_mul(n_each);
     if echo && n_echoed > app.limits.echo_bytes {
-        let expected = format!("false where the prompts of all answers have more than {} bytes", app.limits.echo_bytes);
+        let expected = format!("false for prompts of more than {} bytes in all answers", app.limits.echo_bytes);
         return Err(fields.wrong("echo", &expected));
     }
     let echoed = echo.then(|| prompts.clone());
@@ -100,7 +100,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         prompts.into_iter().map(ask).collect::<Result<Vec<_>, ApiError>>()
     };
     let answers = app.answer(lease, &asked.since, is_slow, asks).await?;
-    // What each answer begins with.
+    // The text before each answer.
     let begins = match echoed {
         Some(prompts) => prompts.iter().map(|prompt| prompt.text(decoder.model())).collect::<Result<Vec<_>, _>>()?,
         None => vec![String::new(); n_prompts],
@@ -133,14 +133,14 @@ fn prompts_of(fields: Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
     all.ok_or_else(|| fields.wrong("prompt", "a text, a list of token ids, or a list of those"))
 }
 
-/// How answers are told.
+/// Formats answers.
 struct Told {
     head: Head,
     has_logprobs: bool,
     begins: Vec<String>,
 }
 
-/// No tool is called in plain text.
+/// Plain text has no tool calls.
 fn finish_of(end: &End) -> &'static str {
     if end.is_cut() { "length" } else { "stop" }
 }
@@ -193,11 +193,11 @@ impl Told {
     }
 }
 
-/// Where the tokens of a text begin, in UTF-16 units as in OpenAI's interface. A token may be a part of a character.
+/// Offsets of tokens in a text, in UTF-16 units as in OpenAI's interface. A token may be a partial character.
 #[derive(Default)]
 struct Offsets {
     n_units: usize,
-    /// The beginning of a character.
+    /// The bytes of an incomplete character.
     begun: Vec<u8>,
 }
 
@@ -230,7 +230,7 @@ impl Offsets {
             self.n_units += text.encode_utf16().count();
             rest = rest.get(text.len()..).unwrap_or_default();
             match wrong {
-                // Shown as one character that stands for what is none.
+                // Invalid UTF-8 is shown as one replacement character.
                 Some(Some(n)) => {
                     self.n_units += 1;
                     rest = rest.get(n..).unwrap_or_default();

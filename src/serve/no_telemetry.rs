@@ -1,4 +1,4 @@
-//! What stands for `telemetry.rs` in builds without that feature: nothing, of no size.
+//! Zero-sized stubs for `telemetry.rs` in builds without that feature.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Ollama's interface: `/api/generate`, `/api/chat`, `/api/embed`, and what its clients ask about models.
+//! Ollama's interface: `/api/generate`, `/api/chat`, `/api/embed`, and queries about models.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,16 +25,16 @@ use crate::chat_model::ChatRequest;
 use crate::generate::{GenerateOptions, StopReason};
 use crate::grammar::Constraint;
 
-/// The version of Ollama that has what is here. Editors refuse servers below 0.6.4, and other clients below 0.5.
+/// The Ollama version with these endpoints. Editors refuse servers below 0.6.4, other clients below 0.5.
 const OLLAMA: &str = "0.12.6";
 
-/// Seconds until a model ends that stays: a hundred years.
+/// Seconds until a permanently loaded model expires: a hundred years.
 const FOR_EVER: i64 = 100 * 365 * 86_400;
 
-/// Fields that both kinds of generation have.
+/// Fields of both `/api/generate` and `/api/chat`.
 const COMMON: &[&str] = &["model", "stream", "format", "options", "keep_alive", "think"];
 
-/// Options that say where and how to compute: that is the server's to say.
+/// Options about devices, which the server's operator sets: ignored.
 const OF_DEVICES: &[&str] = &[
     "num_ctx",
     "num_gpu",
@@ -48,7 +48,7 @@ const OF_DEVICES: &[&str] = &[
     "numa",
 ];
 
-/// Options that are known.
+/// Supported options.
 const OPTIONS: &[&str] = &[
     "temperature",
     "top_k",
@@ -63,7 +63,7 @@ const OPTIONS: &[&str] = &[
     "frequency_penalty",
 ];
 
-/// What both kinds of generation ask for.
+/// The common fields.
 struct Common {
     model: String,
     streams: bool,
@@ -104,7 +104,7 @@ impl Common {
         })
     }
 
-    /// The model, kept for as long as the request says.
+    /// Loads the model and sets its `keep_alive`.
     async fn lease(&self, app: &App) -> Result<Lease, ApiError> {
         let lease = app.models.get(&self.model).await?;
         if let Some(keep) = self.keep {
@@ -124,7 +124,7 @@ fn options_of(fields: Fields<'_>, app: &App) -> Result<GenerateOptions, ApiError
         Ok::<f32, ApiError>(given.number(field, least, most)?.map_or(usual, |number| number as f32))
     };
     let limit = app.limits.max_tokens.unwrap_or(i32::MAX as usize);
-    // -1 is without a limit, -2 until the context is full.
+    // -1: no limit; -2: until the context is full.
     let n = given.number("num_predict", -2.0, f64::from(i32::MAX))?.filter(|&n| n >= 0.0);
     let last_n = given.number("repeat_last_n", -1.0, f64::from(i32::MAX))?;
     let options = GenerateOptions {
@@ -137,7 +137,7 @@ fn options_of(fields: Fields<'_>, app: &App) -> Result<GenerateOptions, ApiError
         repeat_last_n: last_n.map_or(usual.repeat_last_n, |n| if n < 0.0 { i32::MAX as u32 } else { n as u32 }),
         presence_penalty: number("presence_penalty", -100.0, 100.0, 0.0)?,
         frequency_penalty: number("frequency_penalty", -100.0, 100.0, 0.0)?,
-        // Here -1 is a seed that nobody has named.
+        // -1 requests a random seed.
         seed: given.seed("seed")?.filter(|&seed| seed != u64::MAX).unwrap_or_else(random),
         stop: stops(given, "stop", &app.limits)?,
         ..usual
@@ -146,12 +146,12 @@ fn options_of(fields: Fields<'_>, app: &App) -> Result<GenerateOptions, ApiError
     Ok(options)
 }
 
-/// There is one answer.
+/// Ollama returns one answer per request.
 fn one_answer(request: ChatRequest) -> Conversation {
     Conversation { seeds: vec![request.options.seed], request }
 }
 
-/// How long a model is kept: seconds or a text such as `5m`, for ever if it is negative.
+/// How long to keep a model: seconds or a text such as `5m`; negative: forever.
 fn keep_of(fields: Fields<'_>) -> Result<Option<Option<Duration>>, ApiError> {
     let seconds = match fields.get("keep_alive") {
         None => return Ok(None),
@@ -165,7 +165,7 @@ fn keep_of(fields: Fields<'_>) -> Result<Option<Option<Duration>>, ApiError> {
     }
 }
 
-/// Seconds of a time such as `1h30m`, `-1` or `500ms`.
+/// Seconds of a duration such as `1h30m`, `-1` or `500ms`.
 fn seconds_of(text: &str) -> Option<f64> {
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1.0, rest),
@@ -250,7 +250,7 @@ pub async fn chat(State(app): State<Arc<App>>, asked: Asked) -> Result<Response,
     Ok(with_notices(told.tell(&app, answers, streams).await?, &notices))
 }
 
-/// A message as Ollama has it: calls have objects as arguments and no ids, thoughts and tools other names.
+/// Converts Ollama's message: calls have object arguments and no ids; reasoning and tool names have other keys.
 fn chat_message(message: &Json, param: &str) -> Result<Message, ApiError> {
     let mut told = message.clone();
     if let Some(fields) = told.as_object_mut() {
@@ -272,7 +272,7 @@ fn chat_message(message: &Json, param: &str) -> Result<Message, ApiError> {
     message_of(&told, param)
 }
 
-/// Loads a model, or unloads it where it is to be kept for no time, as clients ask for by a request without a text.
+/// A request without a text loads the model, or unloads it if `keep_alive` is 0.
 async fn only_load(app: &App, common: &Common, shape: Shape) -> Result<Response, ApiError> {
     let begun = Instant::now();
     let reason = match common.keep {
@@ -292,20 +292,20 @@ async fn only_load(app: &App, common: &Common, shape: Shape) -> Result<Response,
     Ok(Body(told).into_response())
 }
 
-/// Which of the two.
+/// The endpoint.
 #[derive(Clone, Copy)]
 enum Shape {
     Generate,
     Chat,
 }
 
-/// How an answer is told.
+/// Formats an answer.
 struct Told {
     model: String,
     shape: Shape,
     since: Instant,
     load: Duration,
-    /// When the first token came.
+    /// When the first token arrived.
     first: Option<Instant>,
 }
 
@@ -395,12 +395,12 @@ impl Told {
     }
 }
 
-/// The time as Ollama tells it.
+/// The time in Ollama's format.
 fn time() -> String {
     date_time(i64::try_from(now().as_secs()).unwrap_or_default())
 }
 
-/// Written from the numbers themselves, as in OpenAI's interface.
+/// Serialised from the numbers themselves, as in OpenAI's interface.
 #[derive(Serialize)]
 struct Embedded<'a> {
     model: &'a str,
@@ -427,7 +427,7 @@ pub async fn embed(State(app): State<Arc<App>>, asked: Asked) -> Result<Response
     let dims = embedder.dims();
     let texts = match cuts {
         true => texts,
-        // It takes as long as to encode them.
+        // Checking takes as long as encoding.
         false => {
             let check = move || match texts.iter().position(|text| embedder.is_cut(text).unwrap_or(false)) {
                 None => Ok(texts),
@@ -443,7 +443,7 @@ pub async fn embed(State(app): State<Arc<App>>, asked: Asked) -> Result<Response
     if dimensions.is_some_and(|dimensions| dimensions != u64::from(dims)) {
         return Err(ApiError::unsupported(
             "dimensions",
-            format!("dimensions is not {dims}, and vectors cannot be cut"),
+            format!("dimensions is not {dims}, and vectors cannot be truncated"),
         ));
     }
     if let Some(keep) = keep {
@@ -463,7 +463,7 @@ fn format_of(entry: &Entry) -> &'static str {
 
 fn entry_told(entry: &Entry) -> Json {
     let details = entry.about().map(|about| about.details(format_of(entry)));
-    // Clients show the beginning of a digest, and compare it.
+    // Clients show the beginning of the digest, and compare digests.
     let digest = Sha256::digest(format!("{} {}", entry.name(), entry.size_bytes()));
     json!({
         "name": entry.name(),
@@ -482,7 +482,7 @@ pub async fn tags(State(app): State<Arc<App>>) -> Result<Body<Json>, ApiError> {
     Ok(Body(json!({"models": models.await?})))
 }
 
-/// `/api/ps`: those that are loaded.
+/// `/api/ps`: lists the loaded models.
 pub async fn loaded(State(app): State<Arc<App>>) -> Result<Body<Json>, ApiError> {
     let of = app.clone();
     let models = app.prepare(move || {
@@ -492,7 +492,7 @@ pub async fn loaded(State(app): State<Arc<App>>) -> Result<Body<Json>, ApiError>
             let mut told = entry_told(entry);
             told["size"] = plan.total_bytes().into();
             told["size_vram"] = plan.total_bytes().into();
-            // Where nobody has said how long it stays, it does.
+            // A model without a set time stays loaded.
             told["expires_at"] = date_time(i64::try_from(now().as_secs()).unwrap_or_default() + FOR_EVER).into();
             if let Loaded::Decoder(decoder) = &loaded {
                 told["context_length"] = decoder.model().context_length().into();
@@ -507,7 +507,7 @@ pub async fn loaded(State(app): State<Arc<App>>) -> Result<Body<Json>, ApiError>
 /// `/api/show`.
 pub async fn show(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
-    // `name` is what older clients say.
+    // Older clients send `name`.
     fields.only(&[&["model", "name", "verbose"]])?;
     let name = match fields.text("model")? {
         Some(name) => name,
@@ -529,7 +529,7 @@ pub async fn show(State(app): State<Arc<App>>, asked: Asked) -> Result<Response,
     Ok(Body(told.await?).into_response())
 }
 
-/// `/api/version`: the version of Ollama whose interface this is, since clients ask for a least one, and this program's own.
+/// `/api/version`: the compatible version of Ollama, since clients require a minimum, and this program's own.
 pub async fn version() -> Body<Json> {
     Body(json!({"version": OLLAMA, "tilewright": env!("CARGO_PKG_VERSION")}))
 }

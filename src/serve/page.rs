@@ -1,4 +1,4 @@
-//! A folder of static files, such as the demo page.
+//! Static files of a folder, such as the demo page.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,14 +17,14 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::error::Error;
 
-/// Files of a folder at most.
+/// Maximum number of files and folders.
 const MOST_FILES: usize = 10_000;
 
-/// Bytes of a file that are in memory at a time, for each request.
+/// Bytes of a file in memory at a time, per request.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Headers of each file: pages are isolated from other origins, which threads in a page need, no page of another origin shows
-/// them in a frame (which a policy in the page itself cannot say), and types are as they are told.
+/// Headers of each file. Pages are isolated from other origins, as threads need; other origins cannot frame them,
+/// which a policy in the page cannot say; types are not guessed.
 const HEADERS: [(&str, &str); 6] = [
     ("cross-origin-opener-policy", "same-origin"),
     ("cross-origin-embedder-policy", "require-corp"),
@@ -34,8 +34,7 @@ const HEADERS: [(&str, &str); 6] = [
     ("accept-ranges", "bytes"),
 ];
 
-/// The files that were there when the server began, by their paths in addresses. Nothing else is ever looked for, so no address
-/// leads out of the folder.
+/// The files present at the start, by URL path. No other path is looked up, so no URL leads out of the folder.
 pub struct Page(HashMap<String, PathBuf>);
 
 impl Page {
@@ -52,7 +51,7 @@ impl Page {
                 if name.starts_with('.') {
                     continue;
                 }
-                // Links are followed: who made the folder put them there.
+                // Links are followed: the folder's owner put them there.
                 match std::fs::metadata(entry.path()) {
                     Ok(about) if about.is_dir() => folders.push((entry.path(), format!("{address}{name}/"))),
                     Ok(about) if about.is_file() => {
@@ -65,15 +64,15 @@ impl Page {
                 }
             }
             if files.len() + folders.len() > MOST_FILES {
-                let (expected, found) = (format!("a folder of at most {MOST_FILES} files"), "more".into());
+                let (expected, found) = (format!("a folder of at most {MOST_FILES} files"), "more files".into());
                 return Err(Error::Option { option: "page", expected, found });
             }
         }
         Ok(Page(files))
     }
 
-    /// The file at a path, if there is one: all of it, the range that is asked for, or that it has not changed (RFC 9110, 13
-    /// and 14). It is read while it is sent.
+    /// The file at a path, if any: all of it, the requested range, or 304 if unchanged (RFC 9110, 13 and 14). It is
+    /// read while it is sent.
     pub async fn get(&self, method: &Method, path: &str, asked: &HeaderMap) -> Option<Response> {
         let path = self.0.get(path)?.clone();
         let kind = type_of(&path);
@@ -84,7 +83,7 @@ impl Page {
         });
         let (file, about) = opened.await.ok()?.ok()?;
         let len = about.len();
-        // A file that is written anew has another time, or another length.
+        // A rewritten file has another time or length.
         let time = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
         let tag = format!("\"{len:x}-{:x}\"", time.as_nanos());
         let says = |name| asked.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
@@ -100,7 +99,7 @@ impl Page {
             return Some(response);
         }
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-        // A range of another version of the file would be a part of something else. A date is never the tag.
+        // A range must be of the same version. A date never matches the tag.
         let is_same = says(header::IF_RANGE).is_none_or(|own| own == tag);
         let asked_for = says(header::RANGE).filter(|_| is_same && *method == Method::GET);
         let (status, range) = match asked_for.and_then(|asked| range_of(asked, len)) {
@@ -126,13 +125,13 @@ impl Page {
     }
 }
 
-/// The bytes that a `Range` asks for; within it `None` if the file has none of them. `None` for what is no single range of bytes,
-/// which is as if nothing was asked for.
+/// The byte range of a `Range` header; an inner `None` if the file has no such bytes. `None` if it is not a single
+/// byte range: the header is ignored then.
 fn range_of(asked: &str, len: u64) -> Option<Option<Range<u64>>> {
     let (unit, asked) = asked.split_once('=')?;
     let (first, last) = asked.trim().split_once('-').filter(|_| unit.trim().eq_ignore_ascii_case("bytes"))?;
     let number = |text: &str| match text.bytes().all(|b| b.is_ascii_digit()) && !text.is_empty() {
-        // Beyond all files are those that no number holds, too.
+        // A number that overflows is also beyond the file.
         true => Some(text.parse().unwrap_or(u64::MAX)),
         false => None,
     };
@@ -150,7 +149,7 @@ fn range_of(asked: &str, len: u64) -> Option<Option<Range<u64>>> {
     Some(Some(range).filter(|range| range.start < range.end))
 }
 
-/// A part of a file, piece by piece: the next one is read when the one before has room in the connection.
+/// A part of a file. Each piece is read once the connection has room for it.
 struct Pieces {
     left: u64,
     at: u64,
@@ -160,14 +159,14 @@ struct Pieces {
 enum Next {
     File(File),
     Reading(JoinHandle<io::Result<(File, Vec<u8>)>>),
-    /// It could not be read.
+    /// Reading failed.
     Nothing,
 }
 
 fn read(mut file: File, at: u64, n: usize) -> io::Result<(File, Vec<u8>)> {
     let mut piece = vec![0; n];
     file.seek(SeekFrom::Start(at))?;
-    // A file that has become shorter is an error: its length is told already.
+    // A file that became shorter is an error: its length was sent already.
     file.read_exact(&mut piece)?;
     Ok((file, piece))
 }
@@ -260,7 +259,7 @@ mod tests {
         assert_eq!(range_of("bytes=0-", 0), Some(None));
     }
 
-    /// So much is read as was taken, whatever the length of the file.
+    /// Reads no more than was taken, whatever the file's length.
     #[cfg(unix)]
     #[tokio::test]
     async fn a_file_is_read_as_it_is_taken() {
@@ -269,7 +268,7 @@ mod tests {
 
         let folder = std::env::temp_dir().join(format!("tilewright-page-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        // It has holes only, and takes no room.
+        // A sparse file uses no disk space.
         let len = 1 << 40;
         File::create(folder.join("large.gguf")).unwrap().set_len(len).unwrap();
         let page = Page::open(&folder).unwrap();

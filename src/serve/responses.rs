@@ -42,7 +42,7 @@ const FIELDS: &[&str] = &[
     "cache_salt",
 ];
 
-/// What a request may have included. The second one is nothing here, and clients that keep no answers ask for it.
+/// Supported values of `include`. Clients that store no answers ask for the second one, which has no effect here.
 const INCLUDED: [&str; 2] = ["message.output_text.logprobs", "reasoning.encrypted_content"];
 
 /// Answers an input.
@@ -67,7 +67,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         "text": or("text", json!({"format": {"type": "text"}})),
         "tool_choice": or("tool_choice", "auto".into()),
         "tools": functions_of(fields),
-        // From its decimal digits: widened to an f64 it would be 0.949999988.
+        // From the decimal digits: an f32 widened to f64 would be 0.949999988.
         "top_p": or("top_p", GenerateOptions::default().top_p.to_string().parse().unwrap_or(Json::Null)),
         "truncation": "disabled",
     });
@@ -83,7 +83,7 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
     Ok(with_notices(response?, &notices))
 }
 
-/// Of the tools of a request those that are used.
+/// The request's function tools, which are the supported ones.
 fn functions_of(fields: Fields<'_>) -> Json {
     let tools = fields.get("tools").and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
     tools.iter().filter(|tool| tool["type"] == "function").cloned().collect()
@@ -145,7 +145,7 @@ fn conversation_of(
     Ok((Conversation { request, seeds }, notices))
 }
 
-/// Adds an item of an input to the messages. Calls and thoughts belong to the assistant's message that they are next to.
+/// Adds an input item to the messages. Calls and reasoning join the adjacent assistant message.
 fn add(messages: &mut Vec<Message>, item: &Json, param: &str) -> Result<(), ApiError> {
     let expected = "a message, function_call, function_call_output or reasoning";
     let object = item.as_object().ok_or_else(|| ApiError::invalid(param, Some(item), expected))?;
@@ -165,7 +165,7 @@ fn add(messages: &mut Vec<Message>, item: &Json, param: &str) -> Result<(), ApiE
                     last.role == role && last.text() == Some("") && !last.fields.contains_key("tool_calls")
                 });
             match messages.last_mut().filter(|_| follows) {
-                // The text behind a thought.
+                // The text after the reasoning.
                 Some(last) => last.content = text.into(),
                 None => messages.push(Message::new(if role == "developer" { "system" } else { role }, text)),
             }
@@ -204,19 +204,19 @@ fn add(messages: &mut Vec<Message>, item: &Json, param: &str) -> Result<(), ApiE
     Ok(())
 }
 
-/// How the answer is told.
+/// Formats the answer.
 struct Told {
     head: Head,
-    /// What of the request is in its answer.
+    /// Request fields that the response repeats.
     echoed: Json,
     ids: CallIds,
     has_logprobs: bool,
-    /// Items that are complete.
+    /// Complete items.
     items: Vec<Json>,
 }
 
 impl Told {
-    /// The answer as it is now.
+    /// The response object in its current state.
     fn object(&self, status: &str, end: Option<End>, usage: Option<Used>) -> Json {
         let cut = end.filter(End::is_cut).map(|_| json!({"reason": "max_output_tokens"}));
         let mut told = json!({
@@ -285,13 +285,13 @@ impl Told {
     }
 }
 
-/// What of an item is out.
+/// The part of an open item sent so far.
 struct Open {
     is_thought: bool,
     so_far: Delta,
 }
 
-/// An answer as events.
+/// Sends an answer as events.
 struct Streamed {
     told: Told,
     parts: Parts,
@@ -301,7 +301,7 @@ struct Streamed {
 
 impl Streamed {
     async fn run(mut self, mut answers: Answers) -> Result<Parts, Gone> {
-        // Nothing is said before the first token, so that what is wrong with the request has its status.
+        // Sends nothing before the first token, so that an invalid request gets its own status.
         let mut begun = false;
         let mut end = None;
         while let Some(said) = answers.next().await {
@@ -353,7 +353,7 @@ impl Streamed {
         self.parts.send(event).await
     }
 
-    /// Adds to a thought or to the text, which begins a new item where the other one was open.
+    /// Adds to the open reasoning or text item, or closes it and starts one of the other kind.
     async fn add(&mut self, is_thought: bool, delta: Delta) -> Result<(), Gone> {
         if self.open.as_ref().is_none_or(|open| open.is_thought != is_thought) {
             self.close("completed").await?;
@@ -391,7 +391,7 @@ impl Streamed {
         self.send(kind, event).await
     }
 
-    /// Completes the item that is open.
+    /// Completes the open item.
     async fn close(&mut self, status: &str) -> Result<(), Gone> {
         let Some(Open { is_thought, so_far }) = self.open.take() else { return Ok(()) };
         let at = self.told.items.len();
@@ -422,7 +422,7 @@ impl Streamed {
         Ok(())
     }
 
-    /// A call comes whole.
+    /// Sends a whole call.
     async fn call(&mut self, call: &ToolCall) -> Result<(), Gone> {
         let at = self.told.items.len();
         let item = self.told.call(call);

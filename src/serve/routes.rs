@@ -1,4 +1,4 @@
-//! Which path leads where, and what happens around each request.
+//! Routes, and the middleware around each request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,10 +28,10 @@ use super::{chat, completions, embeddings, ollama, openapi, responses};
 use crate::engine::EngineState;
 use crate::recovery::{BreakerStats, Circuit};
 
-/// What measures call a path that nothing answers.
+/// The endpoint of unknown paths in metrics.
 const OTHER: &str = "other";
 
-/// Paths that need no key: what watches the server, and files that are for anyone.
+/// Paths without a key: health checks, and public files.
 const OPEN: [&str; 2] = ["/health", OTHER];
 
 /// All endpoints.
@@ -60,7 +60,7 @@ pub fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Checks who asks, and measures and logs the request.
+/// Checks access, and measures and logs the request.
 async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let since = Instant::now();
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
@@ -99,13 +99,13 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     }
     response.headers_mut().extend(cors);
     if is_coded {
-        // What comes behind such a body is not followed; see `Framing`.
+        // What follows such a body is not scanned; see `Framing`.
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     watch.answered(response, code)
 }
 
-/// Refuses a body that is not in plain chunks, and one whose length is told twice: another reader, such as a proxy, may take a
+/// Refuses a body that is not plainly chunked, and one with two lengths: another reader, such as a proxy, may take
 /// part of it for the next request.
 fn check_framing(request: &Request) -> Result<(), ApiError> {
     let refused = |message: &str| Err(ApiError::refusal(StatusCode::BAD_REQUEST, "invalid_framing", message));
@@ -120,14 +120,14 @@ fn check_framing(request: &Request) -> Result<(), ApiError> {
     }
 }
 
-/// Bytes of a body that are read although nobody wants them.
+/// Maximum bytes of an unused body that are read.
 const MOST_UNWANTED: usize = 64 << 20;
 
-/// A request's body. What nobody has read of it is read and dropped, so that a client sees the answer that came before it has
-/// sent all: a connection that is closed with bytes unread takes the answer away.
+/// A request's body. The unread rest is read and dropped, so that the client gets the early answer: closing a
+/// connection with unread bytes discards it.
 struct Whole {
     body: AnyBody,
-    /// For the rest.
+    /// Timeout for the rest.
     time: Duration,
     is_over: bool,
 }
@@ -169,14 +169,14 @@ impl Drop for Whole {
                 }
             }
         };
-        // There is none where the server has ended.
+        // The runtime may have ended at shutdown.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(timeout(time, rest));
         }
     }
 }
 
-/// Measures and traces a request until its answer is out, or its client is gone.
+/// Measures and traces a request until its answer is sent or its client disconnects.
 struct Watch {
     app: Arc<App>,
     endpoint: String,
@@ -199,7 +199,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        /// What others call a request whose client did not wait.
+        /// The usual code for a client that disconnected early.
         const GONE: u16 = 499;
         let time = self.since.elapsed();
         if self.status.is_none() {
@@ -221,7 +221,7 @@ impl Drop for Watch {
     }
 }
 
-/// A body that is measured.
+/// A measured body.
 struct Watched {
     body: AnyBody,
     _watch: Watch,
@@ -248,11 +248,11 @@ impl hyper::body::Body for Watched {
 }
 
 async fn wrong_method(method: Method, path: MatchedPath) -> ApiError {
-    let message = format!("{} does not take {method}", path.as_str());
+    let message = format!("{} does not accept {method}", path.as_str());
     ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
-/// Static files, what Ollama's clients look for at the root, or nothing.
+/// Static files, the response that Ollama's clients expect at the root, or an error.
 async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
     let (reads, path) = (matches!(*request.method(), Method::GET | Method::HEAD), request.uri().path());
     if let Some(page) = app.page.as_ref().filter(|_| reads)
@@ -261,7 +261,7 @@ async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
         return file;
     }
     if reads && path == "/" {
-        // Clients compare it.
+        // Clients compare this text.
         return "Ollama is running".into_response();
     }
     let message = format!("nothing answers {} at this path", request.method());
@@ -303,14 +303,14 @@ async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<B
             entry.clone()
         }
         _ => {
-            let message = "a model is read with GET, and takes POST at /load and /unload";
+            let message = "a model accepts GET, and POST at /load and /unload";
             return Err(ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
         }
     };
     Ok(Body(entry_told(&entry, None)))
 }
 
-/// With status 503 while the engine of a model computes nothing: probes look at the status alone.
+/// Status 503 if a model's engine has stopped: probes only check the status.
 async fn health(State(app): State<Arc<App>>) -> (StatusCode, Body<Json>) {
     let entries = &app.models.entries;
     let n_loaded = entries.iter().filter(|entry| entry.loaded().is_some()).count();

@@ -1,4 +1,4 @@
-//! What requests in OpenAI's shape have in common: how tokens are chosen, and how many answers there are.
+//! Sampling fields of OpenAI's requests, and the number of answers.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -32,10 +32,10 @@ pub const FIELDS: &[&str] = &[
     "cache_salt",
 ];
 
-/// More tokens than any context holds.
+/// More tokens than fit in any context.
 const NO_LIMIT: u64 = (1 << 31) - 1;
 
-/// What a request asks of its answers.
+/// A request's sampling parameters.
 pub struct Sampling {
     pub choices: Choices,
     pub streams: bool,
@@ -43,8 +43,8 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Reads and checks them. `max_tokens` are the names of the field for it, the first one that is there counts; without any it
-    /// is `usual`, or as many as there is room for.
+    /// Reads and checks the fields. `max_tokens` names the fields for the token limit, the first present one counts;
+    /// the default is `usual`, or the available room.
     pub fn read(
         fields: Fields<'_>,
         limits: &Limits,
@@ -102,12 +102,12 @@ impl Sampling {
     }
 }
 
-/// A seed that nobody has named.
+/// A random seed.
 pub fn random() -> u64 {
     RandomState::new().hash_one(std::time::SystemTime::now())
 }
 
-/// Stop texts.
+/// Reads stop strings.
 pub fn stops(fields: Fields<'_>, field: &str, limits: &Limits) -> Result<Vec<String>, ApiError> {
     if fields.get(field).and_then(Json::as_array).is_some_and(Vec::is_empty) {
         return Ok(Vec::new());
@@ -126,7 +126,7 @@ pub fn stops(fields: Fields<'_>, field: &str, limits: &Limits) -> Result<Vec<Str
 fn biases(fields: Fields<'_>) -> Result<BTreeMap<u32, f32>, ApiError> {
     let mut biases = BTreeMap::new();
     for (id, bias) in fields.object("logit_bias", "an object of biases by token ids")?.into_iter().flatten() {
-        // A sign or zeros in front would be another spelling of the same token.
+        // A sign or leading zeros would spell the same token differently.
         let number = id.parse::<u32>().ok().filter(|number| number.to_string() == *id);
         let Some(number) = number else {
             let shown = Json::from(id.chars().take(60).collect::<String>());

@@ -1,4 +1,4 @@
-//! Answers that are sent while they are computed: as server-sent events, or as lines of JSON.
+//! Streamed answers: server-sent events or lines of JSON.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,15 +15,15 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
 use super::errors::ApiError;
 
-/// Parts of an answer that wait for a client that reads slowly. What is computed beyond them waits in the engine's stream.
+/// Parts buffered for a slow client. Further output waits in the engine's stream.
 const MOST_WAITING: usize = 16;
 
-/// How parts are written.
+/// The format of parts.
 #[derive(Clone, Copy)]
 pub enum Style {
     /// `data: JSON`, with `data: [DONE]` at the end.
     Data,
-    /// `event: TYPE` and `data: JSON` that has its type in `type`.
+    /// `event: TYPE`, and `data: JSON` with the same type in `type`.
     Named,
     /// A line of JSON.
     Lines,
@@ -46,7 +46,7 @@ impl Style {
         .into()
     }
 
-    /// What is sent where the status was sent already: an error is a part, and the last one before the end.
+    /// An error after the status was sent: the last part before the end.
     fn failure(self, error: &ApiError) -> Bytes {
         let body = error.body();
         match self {
@@ -64,7 +64,7 @@ impl Style {
         matches!(self, Style::Data).then(|| Bytes::from_static(b"data: [DONE]\n\n"))
     }
 
-    /// What says nothing, for clients that would think that nobody is there any more.
+    /// A comment, so that clients do not time out.
     fn sign_of_life(self) -> Option<Bytes> {
         (!matches!(self, Style::Lines)).then(|| Bytes::from_static(b": alive\n\n"))
     }
@@ -76,11 +76,11 @@ pub struct Parts {
     sender: mpsc::Sender<Result<Bytes, ApiError>>,
 }
 
-/// Nobody reads any more.
+/// The client disconnected.
 pub struct Gone;
 
 impl Parts {
-    /// Sends a part; waits while the client reads too slowly.
+    /// Sends a part; waits for slow clients.
     ///
     /// # Errors
     /// [`Gone`].
@@ -104,7 +104,7 @@ impl Parts {
     }
 }
 
-/// Work that ends when nobody wants it any more.
+/// A task that is aborted when dropped.
 struct Work(JoinHandle<()>);
 
 impl Drop for Work {
@@ -113,11 +113,11 @@ impl Drop for Work {
     }
 }
 
-/// An answer that `work` sends part by part. Its status waits for the first part, so that what is wrong with the request is known
-/// by then, but no longer than `alive`, after which the answer begins with a sign of life. A client that goes away ends the work.
+/// Streams the parts that `work` sends. The status waits for the first part, so that an invalid request gets its own,
+/// but at most for `alive`; then a comment starts the answer. A client that disconnects aborts `work`.
 ///
 /// # Errors
-/// The one that came in place of a first part.
+/// An error sent as the first part.
 pub async fn streamed<W>(style: Style, alive: Duration, work: impl FnOnce(Parts) -> W) -> Result<Response, ApiError>
 where
     W: Future<Output = Result<Parts, Gone>> + Send + 'static,
@@ -141,12 +141,12 @@ where
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, style.content_type());
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    // Proxies are not to collect it.
+    // Stop proxies from buffering.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     Ok(response)
 }
 
-/// The body of such an answer.
+/// The body of a streamed answer.
 struct Events {
     style: Style,
     first: Option<Bytes>,
@@ -192,7 +192,7 @@ impl hyper::body::Body for Events {
 mod tests {
     use super::*;
 
-    /// Clients wait for it, whatever came before.
+    /// Clients wait for the end, even after an error.
     #[test]
     fn an_error_is_followed_by_the_end_of_the_stream() {
         let error = ApiError::no_model("x");

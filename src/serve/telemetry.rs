@@ -1,15 +1,15 @@
-//! Traces of requests for OpenTelemetry: `tracing` spans that are sent by OTLP over HTTP.
+//! Traces of requests for OpenTelemetry: `tracing` spans, sent by OTLP over HTTP.
 //!
 //! ```text
-//! POST /v1/chat/completions       the request, whose `traceparent` names the parent
-//!   chat MODEL                    what its model generates, named as the conventions for generative AI have it
-//!     queue                       an answer waits for its place in a batch
-//!     prompt                      its prompt is computed, up to its first token
-//!     decode                      its further tokens
+//! POST /v1/chat/completions       the request; its parent is in `traceparent`
+//!   chat MODEL                    the generation, named by the conventions for generative AI
+//!     queue                       an answer waits for a place in the batch
+//!     prompt                      prefill, up to the first token
+//!     decode                      the other tokens
 //! ```
-//! Times are those of the measures in `metrics.rs`: a stage begins where the answer is looked at anyway. No span has any text of a
-//! prompt or an answer. Spans that are over wait in a queue for the thread that sends them. Where that is full they are dropped
-//! and counted, so that neither a request nor the engine ever waits for a collector.
+//! Times match the metrics in `metrics.rs`: a stage starts when its answer is polled anyway. Spans have no text of
+//! prompts or answers. Finished spans wait in a queue for the exporter thread. When the queue is full they are
+//! dropped and counted, so neither a request nor the engine waits for a collector.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -45,27 +45,27 @@ use super::Tell;
 use crate::engine::Usage;
 use crate::error::Error;
 
-/// How long the collector may take for a batch, further tries included.
+/// Timeout for a batch, including retries.
 const SENDING: Duration = Duration::from_secs(10);
 
-/// How long spans that were not sent yet may take at the end.
+/// Timeout for the remaining spans at shutdown.
 const LAST: Duration = Duration::from_secs(5);
 
-/// The name of the service where the environment has no other.
+/// The default service name.
 const SERVICE: &str = "tilewright";
 
-/// What ends the span of a request whose client is gone.
+/// The `error.type` of a request whose client disconnected.
 const CANCELLED: &str = "cancelled";
 
-/// Bytes of a collector's answer that are read: it has a sentence about spans that it did not take.
+/// Maximum bytes read of a collector's answer, which says why it refused spans.
 const ANSWER_BYTES: u64 = 64 << 10;
 
-/// Sends the traces of a server's requests, if it is to.
+/// Sends the traces of a server's requests, if enabled.
 #[derive(Clone, Default)]
 pub struct Telemetry(Option<Arc<Sending>>);
 
 struct Sending {
-    /// Of this server alone: what other crates tell of is not sent, and the program's own subscriber stays what it is.
+    /// For this server alone: it sends no spans of other crates and leaves the program's own subscriber in place.
     dispatch: Dispatch,
     provider: SdkTracerProvider,
     counts: Arc<Counts>,
@@ -74,11 +74,11 @@ struct Sending {
 }
 
 impl Telemetry {
-    /// Begins to send to a collector. `endpoint` is what OTLP's `/v1/traces` is appended to; the rest comes from the environment
-    /// variables that OpenTelemetry's SDK reads.
+    /// Starts sending to a collector. `/v1/traces` is appended to `endpoint`; OpenTelemetry's environment variables
+    /// set the rest.
     ///
     /// # Errors
-    /// [`Error::Option`] if `endpoint` is no address.
+    /// [`Error::Option`] if `endpoint` is not a valid address.
     pub fn open(endpoint: &str, has_tls: bool, tell: &Tell) -> Result<Telemetry, Error> {
         let refused = || {
             let expected = "an address such as http://localhost:4318".into();
@@ -120,19 +120,19 @@ impl Telemetry {
         Ok(Telemetry(Some(Arc::new(Sending { dispatch, provider, counts, scheme, tell: tell.clone() }))))
     }
 
-    /// Has measures tell of spans that were sent and of those that were not.
+    /// Registers metrics for sent and dropped spans.
     pub fn register(&self, registry: &mut Registry) {
         if let Some(sending) = &self.0 {
             let Counts { sent, dropped, .. } = &*sending.counts;
-            registry.register("trace_spans_sent", "Spans of traces that the collector has", sent.clone());
-            registry.register("trace_spans_dropped", "Spans of traces that were not sent", dropped.clone());
+            registry.register("trace_spans_sent", "Trace spans accepted by the collector", sent.clone());
+            registry.register("trace_spans_dropped", "Trace spans dropped", dropped.clone());
         }
     }
 
-    /// Begins the span of a request.
+    /// Starts a request's span.
     pub fn request(&self, request: &Request, route: Option<&str>) -> ServerSpan {
         let Some(sending) = &self.0 else { return ServerSpan { span: None, trace: Trace::default() } };
-        // The conventions have one name for all methods that are none of HTTP's own.
+        // The conventions use one name for all non-standard methods.
         let method = match request.method() {
             &Method::CONNECT
             | &Method::DELETE
@@ -159,7 +159,7 @@ impl Telemetry {
         span.set_attribute("url.scheme", sending.scheme);
         if let Some(route) = route {
             span.set_attribute("http.route", route.to_owned());
-            // Of a request that nothing answers it would be whatever somebody wrote.
+            // For an unknown path it would be arbitrary client text.
             span.set_attribute("url.path", request.uri().path().to_owned());
         }
         let parent =
@@ -167,11 +167,11 @@ impl Telemetry {
         ServerSpan { span: Some(span), trace: Trace(Some(Arc::new(parent))) }
     }
 
-    /// Sends what was not sent yet, for some seconds at the most, and then nothing any more.
+    /// Sends the remaining spans, for at most `LAST`, then stops.
     pub async fn end(self) {
         let Some(sending) = self.0 else { return };
         let last = tokio::task::spawn_blocking(move || {
-            // What became of it is in the counts.
+            // The result is in the counts.
             let _ = sending.provider.shutdown_with_timeout(LAST);
             let n = sending.counts.dropped.get() + sending.counts.n_waiting.load(Ordering::Relaxed) as u64;
             if n > 0 {
@@ -182,7 +182,7 @@ impl Telemetry {
     }
 }
 
-/// What a span's process is.
+/// Describes this process.
 fn resource() -> Resource {
     let told = Resource::builder().build();
     let name = told.get_ref(&Key::from_static_str("service.name")).map(|name| name.as_str().into_owned());
@@ -193,7 +193,7 @@ fn resource() -> Resource {
     }
 }
 
-/// What the conventions call the work of an endpoint.
+/// The conventions' name for an endpoint's work.
 fn operation_of(route: Option<&str>) -> &'static str {
     match route {
         Some("/v1/completions" | "/api/generate") => "text_completion",
@@ -203,16 +203,16 @@ fn operation_of(route: Option<&str>) -> &'static str {
     }
 }
 
-/// A span whose parent is in OpenTelemetry's context alone. The registry, which closes a parent with its last child, would do so
-/// through the subscriber that the thread has by then, and that is not this one.
+/// A span whose parent is only in OpenTelemetry's context. The registry would close a parent with its last child
+/// through the thread's current subscriber, which is not this one.
 fn child(dispatch: &Dispatch, parent: Context, make: impl FnOnce() -> Span) -> Span {
     let span = dispatcher::with_default(dispatch, make);
-    // Fails for a span that has begun: this one has not.
+    // Fails only for a span that has started.
     let _ = span.set_parent(parent);
     span
 }
 
-/// What spans of a request's work are made with.
+/// The parent of spans for a request's work.
 #[derive(Clone, Default)]
 pub struct Trace(Option<Arc<Parent>>);
 
@@ -227,13 +227,13 @@ impl Trace {
         self.0.as_ref().map(|parent| child(&parent.dispatch, parent.context.clone(), make))
     }
 
-    /// Begins the span of a model's work for the request, which gives so many answers.
+    /// Starts the span of a model's work for a request with `n_answers` answers.
     pub fn operation(&self, model: &str, n_answers: usize) -> Operation {
         let Some(parent) = &self.0 else {
             return Operation { span: None, trace: Trace::default(), finished: BTreeMap::new(), is_over: true };
         };
         let name = format!("{} {model}", parent.operation);
-        // The model is in this process.
+        // The model runs in this process.
         let make = || info_span!(parent: None, "operation", otel.name = name, otel.kind = "internal");
         let span = child(&parent.dispatch, parent.context.clone(), make);
         span.set_attribute("gen_ai.operation.name", parent.operation);
@@ -262,23 +262,23 @@ pub struct ServerSpan {
 }
 
 impl ServerSpan {
-    /// For spans that have this one as their parent.
+    /// The parent for child spans.
     pub fn trace(&self) -> Trace {
         self.trace.clone()
     }
 
-    /// The request has this status, and the error of that code.
+    /// Records the status and error code.
     pub fn answered(&self, status: u16, code: Option<&'static str>) {
         let Some(span) = &self.span else { return };
         span.set_attribute("http.response.status_code", i64::from(status));
-        // Another error is the client's, for the conventions none of the server.
+        // The conventions do not count client errors as server errors.
         if status >= 500 {
             span.set_attribute("error.type", code.map_or_else(|| status.to_string(), str::to_owned));
             span.set_status(Status::error(""));
         }
     }
 
-    /// The client did not wait for a status.
+    /// The client disconnected before a status.
     pub fn gone(&self) {
         if let Some(span) = &self.span {
             span.set_attribute("error.type", CANCELLED);
@@ -295,28 +295,28 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// The answer of that number waits.
+    /// Starts the stages of answer `index`.
     pub fn queued(&self, index: usize) -> Stages {
         let mut stages = Stages { trace: self.trace.clone(), index, stage: Stage::Over, span: None };
         stages.enter(Stage::Queue, || info_span!(parent: None, "queue"));
         stages
     }
 
-    /// The first token came so long after the request.
+    /// Records the time from the request to the first token.
     pub fn first_token(&self, time: Duration) {
         if let Some(span) = &self.span {
             span.set_attribute("gen_ai.response.time_to_first_chunk", time.as_secs_f64());
         }
     }
 
-    /// The answer of that number ended for that reason.
+    /// Records the finish reason of answer `index`.
     pub fn finished(&mut self, index: usize, reason: &'static str) {
         if self.span.is_some() {
             self.finished.insert(index, reason);
         }
     }
 
-    /// Tokens of all its answers.
+    /// Records the tokens of all answers.
     pub fn used(&self, usage: impl FnOnce() -> Usage) {
         let Some(span) = &self.span else { return };
         let usage = usage();
@@ -327,12 +327,12 @@ impl Operation {
         }
     }
 
-    /// It came to its end.
+    /// Marks the work as complete.
     pub fn done(&mut self) {
         self.is_over = true;
     }
 
-    /// It ends with the error of that code.
+    /// Marks the work as failed.
     pub fn failed(&mut self, code: &'static str) {
         self.is_over = true;
         if let Some(span) = &self.span {
@@ -343,7 +343,7 @@ impl Operation {
 }
 
 impl Drop for Operation {
-    /// What is dropped before its end is what nobody waits for any more.
+    /// If dropped early, the work was cancelled.
     fn drop(&mut self) {
         if let Some(span) = self.span.as_ref().filter(|_| !self.is_over) {
             span.set_attribute("error.type", CANCELLED);
@@ -356,7 +356,7 @@ fn tell_prompt(span: &Span, usage: Usage) {
     span.set_attribute("gen_ai.usage.cache_read.input_tokens", count(usage.cached_tokens));
 }
 
-/// What becomes of an answer, one span after the other.
+/// The stages of an answer, one span each.
 pub struct Stages {
     trace: Trace,
     index: usize,
@@ -373,7 +373,7 @@ enum Stage {
 }
 
 impl Stages {
-    /// Looks whether the engine has begun with it: by then it knows the prompt's tokens.
+    /// Starts the prompt stage once the engine reports prompt tokens.
     pub fn look(&mut self, usage: impl FnOnce() -> Usage) {
         if self.stage != Stage::Queue {
             return;
@@ -387,13 +387,13 @@ impl Stages {
         }
     }
 
-    /// Its first token is there.
+    /// Starts the decode stage.
     pub fn first_token(&mut self, usage: Usage) {
         self.look(|| usage);
         self.enter(Stage::Decode, || info_span!(parent: None, "decode"));
     }
 
-    /// It is over, or was given up: with so many tokens, and for that reason if it came to its end.
+    /// Ends the last stage. `reason` is `None` if the answer was cancelled.
     pub fn end(&mut self, usage: Usage, reason: Option<&'static str>) {
         self.look(|| usage);
         if let Some(span) = self.span.as_ref().filter(|_| self.stage == Stage::Decode) {
@@ -406,7 +406,7 @@ impl Stages {
     }
 
     fn enter(&mut self, stage: Stage, make: impl FnOnce() -> Span) {
-        // The span before ends first.
+        // End the previous span first.
         self.span = None;
         self.span = self.trace.child(make);
         self.stage = if self.span.is_some() { stage } else { Stage::Over };
@@ -416,18 +416,18 @@ impl Stages {
     }
 }
 
-/// What became of spans.
+/// Counts of spans.
 #[derive(Debug, Default)]
 struct Counts {
-    /// The collector has them.
+    /// Accepted by the collector.
     sent: Counter<u64, AtomicU64>,
-    /// There was no room for them, or the collector did not take them.
+    /// Dropped at a full queue, or refused by the collector.
     dropped: Counter<u64, AtomicU64>,
     n_waiting: AtomicUsize,
 }
 
-/// Lets so many spans wait for the collector, those that are being sent included, and counts those that it does not. The queue
-/// within has that limit as well, but tells nobody of what it drops.
+/// Limits the queued spans, including those being sent, and counts dropped ones. The inner queue has the same limit,
+/// but drops silently.
 #[derive(Debug)]
 struct Bounded {
     batches: BatchSpanProcessor,
@@ -466,7 +466,7 @@ struct Exporter {
     otlp: Otlp,
     counts: Arc<Counts>,
     tell: Tell,
-    /// At the latest batch: not each one that fails is told of.
+    /// Whether the latest batch failed: only the first failure of several is reported.
     has_failed: AtomicBool,
 }
 
@@ -508,7 +508,7 @@ impl SpanExporter for Exporter {
     }
 }
 
-/// HTTP for the thread that sends: it may wait.
+/// A blocking HTTP client for the exporter thread.
 #[derive(Debug)]
 struct Client(ureq::Agent);
 
@@ -516,7 +516,7 @@ impl Client {
     fn new() -> Client {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
-            // Headers of the environment may have a key in them.
+            // Headers from the environment may contain a key.
             .max_redirects(0)
             .timeout_global(Some(SENDING));
         Client(config.build().into())
@@ -535,7 +535,7 @@ impl Client {
 type Sent<'a> = Pin<Box<dyn Future<Output = Result<http::Response<Bytes>, HttpError>> + Send + 'a>>;
 
 impl HttpClient for Client {
-    // As `async_trait` declares it, whose macro writes no more than this.
+    // The signature that `async_trait` generates.
     fn send_bytes<'a, 'b>(&'a self, request: http::Request<Bytes>) -> Sent<'b>
     where
         'a: 'b,

@@ -126,17 +126,17 @@ fn nested() -> Vec<(String, &'static str)> {
     let step =
         |step: &str| format!("{{% set ns = namespace(l=[]) %}}{{% for i in range(100000) %}}{step}{{% endfor %}}");
     vec![
-        (nested("{% if true %}", "{% endif %}", 10_000), "inside each other"),
-        ("{% macro a() %}".repeat(10_000), "inside each other"),
+        (nested("{% if true %}", "{% endif %}", 10_000), "nested operators"),
+        ("{% macro a() %}".repeat(10_000), "nested operators"),
         (format!("{{{{ {} }}}}", nested("(", ")", 50_000)), "operators"),
         (format!("{{{{ {} }}}}", nested("[", "]", 50_000)), "operators"),
         (format!("{{{{ {}1 }}}}", "not ".repeat(50_000)), "operators"),
         (format!("{{{{ {}1 }}}}", "-".repeat(100_000)), "operators"),
         (format!("{{{{ 1{} }}}}", "+1".repeat(100_000)), "operators"),
         (format!("{{{{ x{} }}}}", ".a".repeat(100_000)), "operators"),
-        (step("{% set ns.l = [ns.l] %}"), "containers inside each other"),
-        (step("{% set ns.l = {'a': ns.l} %}"), "containers inside each other"),
-        (step("{% set ns.l = (ns.l,) %}"), "containers inside each other"),
+        (step("{% set ns.l = [ns.l] %}"), "nested containers"),
+        (step("{% set ns.l = {'a': ns.l} %}"), "nested containers"),
+        (step("{% set ns.l = (ns.l,) %}"), "nested containers"),
         (step("{% set ns.l = namespace(l=ns.l) %}"), "cannot hold"),
         (step("{% set ns.l = ns %}"), "cannot hold"),
         (step("{% set ns.l = [ns] %}"), "cannot hold"),

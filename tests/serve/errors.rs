@@ -65,7 +65,7 @@ fn fields_of_chats_are_checked() {
         ("stream", json!("yes"), json!("stream"), "true or false"),
         ("stream_options", json!(1), json!("stream_options"), "an object"),
         ("stream_options", json!({"include_usage": 1}), json!("stream_options.include_usage"), "true or false"),
-        ("top_logprobs", json!(3), json!("top_logprobs"), "logprobs is not true"),
+        ("top_logprobs", json!(3), json!("top_logprobs"), "unless logprobs is true"),
         ("response_format", json!({"type": "json_object", "schema": 5}), json!("response_format.schema"), "a schema"),
         ("messages", json!("Hi"), json!("messages"), "a list"),
         ("messages", json!([]), json!("messages"), "one message or more"),
@@ -111,7 +111,7 @@ fn fields_of_chats_are_checked() {
         refused("model", json!("none"), 404, "model_not_found", json!("model"), "\"none\"");
         refused("model", json!("../../etc/passwd"), 404, "model_not_found", json!("model"), "no model");
         refused("model", json!("plain"), 400, "template", Json::Null, "missing");
-        refused("model", json!("nomic"), 400, "invalid_value", json!("model"), "generates nothing");
+        refused("model", json!("nomic"), 400, "invalid_value", json!("model"), "cannot generate text");
         // More than the context, with both numbers; also as a single word.
         refused(
             "messages",
@@ -324,7 +324,7 @@ fn fields_of_other_endpoints_are_checked() {
         400,
         "invalid_value",
         json!("model"),
-        "no vectors",
+        "cannot compute embeddings",
     );
     let documents = json!({"model": "bert", "query": "q", "documents": ["a"]});
     for (field, value) in
@@ -338,7 +338,7 @@ fn fields_of_other_endpoints_are_checked() {
         400,
         "invalid_value",
         json!("model"),
-        "scores nothing",
+        "cannot score documents",
     );
 
     // In Ollama's own shape.

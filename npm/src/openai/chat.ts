@@ -285,7 +285,7 @@ function checkRanges(request: ChatCompletionRequest): void {
   checkFlag("parallel_tool_calls", request.parallel_tool_calls);
   const { logprobs, top_logprobs: top, tools } = request;
   if (top !== undefined && top !== null && logprobs !== true) {
-    throw invalid("top_logprobs", top, "none where logprobs is not true");
+    throw invalid("top_logprobs", top, "none unless logprobs is true");
   }
   if (tools !== undefined && tools !== null && !Array.isArray(tools)) {
     throw invalid("tools", tools, "a list of tools");
@@ -337,7 +337,7 @@ function joinParts(parts: { type: string; text?: string }[] | null | undefined, 
   }
   return parts.map((part, at) => {
     if (part?.type !== "text" || typeof part.text !== "string") {
-      throw unsupported(`${param}[${at}]`, `${param}[${at}] is of the type ${String(part?.type)}, only text is supported`);
+      throw unsupported(`${param}[${at}]`, `${param}[${at}] has the type ${String(part?.type)}; only text is supported`);
     }
     return part.text;
   }).join("");
@@ -364,7 +364,7 @@ function effortOf(effort: (typeof EFFORTS)[number] | undefined): Pick<ChatOption
 /** A tool as templates know it. Calls are valid by its parameters whether it is `strict` or not. */
 function toolOf(tool: ChatCompletionTool, at: number): ChatCompletionTool {
   if (tool?.type !== "function") {
-    throw unsupported(`tools[${at}]`, `tools[${at}] is of the type ${String(tool?.type)}, only functions are supported`);
+    throw unsupported(`tools[${at}]`, `tools[${at}] has the type ${String(tool?.type)}; only functions are supported`);
   }
   if (typeof tool.function?.name !== "string") {
     throw invalid(`tools[${at}].function.name`, tool.function?.name, "a text");

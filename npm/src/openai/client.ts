@@ -46,21 +46,21 @@ export function createClient(options: ClientOptions): Client {
     }
     const model = Object.hasOwn(models, name) ? models[name] : undefined;
     if (model === undefined) {
-      throw new TilewrightError("model_not_found", `there is no model ${JSON.stringify(name)} here`, { param: "model" });
+      throw new TilewrightError("model_not_found", `there is no model ${JSON.stringify(name)}`, { param: "model" });
     }
     return model;
   };
   const chatModel = (request: { model?: string }): Model => {
     const model = find(request?.model);
     if (!isChat(model)) {
-      throw new TilewrightError("option", `${request.model} is an encoder and generates nothing`, { param: "model" });
+      throw new TilewrightError("option", `${request.model} is an encoder and cannot generate text`, { param: "model" });
     }
     return model;
   };
   const encoder = (request: { model?: string }): Embedder => {
     const model = find(request?.model);
     if (!isEncoder(model)) {
-      throw new TilewrightError("option", `${request.model} is no encoder and makes no vectors`, { param: "model" });
+      throw new TilewrightError("option", `${request.model} is not an encoder and cannot compute embeddings`, { param: "model" });
     }
     return model;
   };

@@ -39,7 +39,7 @@ export function fetchFrom(client: Omit<Client, "fetch">): Client["fetch"] {
         body = await request.json();
       } catch (error) {
         signal.throwIfAborted();
-        return refusal(400, `the request is no JSON: ${messageOf(error)}`, "invalid_json");
+        return refusal(400, `the request is not valid JSON: ${messageOf(error)}`, "invalid_json");
       }
     }
     try {
