@@ -323,7 +323,7 @@ fn bad_vectors_are_refused_by_name() {
     for (storage, largest) in [(Storage::F16, 65504.0), (Storage::Int8, 65504.0 * 127.0)] {
         let mut index = index_of(&device, 2, options(Metric::Dot, storage), &[largest, 0.0]);
         let found = refused(block_on(index.append(&[0.0, 0.0, 1.0, -1.001 * largest])));
-        assert!(found.starts_with("record 1: one of size"), "{found}");
+        assert!(found.starts_with("record 1: one of magnitude"), "{found}");
         let tiny = block_on(index.append(&[1e-30, 0.0])).expect("it becomes zero");
         assert_eq!(
             search(&index, &[1.0, 1.0], 2, None)[0],
