@@ -216,9 +216,7 @@ pub enum Error {
     },
 
     /// The device has no memory for a buffer. Nothing was allocated, and a smaller request may succeed.
-    #[error(
-        "gpu: out of memory: {size_bytes} bytes requested for `{label}`, {allocated_bytes} allocated: {message}"
-    )]
+    #[error("gpu: out of memory: {size_bytes} bytes requested for `{label}`, {allocated_bytes} allocated: {message}")]
     OutOfMemory {
         /// Label of the tensor or buffer.
         label: String,

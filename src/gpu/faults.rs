@@ -163,10 +163,7 @@ mod injected {
             match effect {
                 None | Some(Effect::Hang | Effect::BadShader) => {}
                 Some(Effect::Fail) => {
-                    return Err(Failure::Refused {
-                        context: format!("{call:?}"),
-                        message: "injected failure".into(),
-                    });
+                    return Err(Failure::Refused { context: format!("{call:?}"), message: "injected failure".into() });
                 }
                 Some(Effect::OutOfMemory) => return Err(self.out_of_memory("injected", 0, 0)),
                 Some(Effect::LoseBefore) => device.destroy(),
@@ -225,9 +222,7 @@ mod injected {
         pub(crate) fn open(&self, name: &str) -> Result<(), Error> {
             match self.called(Call::Open) {
                 None => Ok(()),
-                Some(_) => {
-                    Err(Error::Gpu { context: format!("opening `{name}`"), message: "injected failure".into() })
-                }
+                Some(_) => Err(Error::Gpu { context: format!("opening `{name}`"), message: "injected failure".into() }),
             }
         }
 
