@@ -1,5 +1,4 @@
-//! A device holds tensors and runs recordings. It is a GPU adapter or the CPU; the rest of the crate need not know
-//! which.
+//! A device, a GPU adapter or the CPU, holds tensors and runs recordings. Other modules need not know which it is.
 
 use std::future::Future;
 use std::ops::Range;
@@ -48,8 +47,7 @@ pub enum DeviceChoice {
 
 impl DeviceChoice {
     /// The adapter at PCI address `domain:bus:device.function` in hexadecimal. Leading zeros and the domain are
-    /// optional: `0000:3b:00.0`, or `00000000:3B:00.0` as NVIDIA's tools print it. `None` if `address` is not a PCI
-    /// address.
+    /// optional: `0000:3b:00.0`, or `00000000:3B:00.0` as NVIDIA's tools print it. `None` for an invalid address.
     pub fn pci(address: &str) -> Option<DeviceChoice> {
         let (path, function) = address.split_once('.')?;
         let mut parts = path.rsplit(':');

@@ -51,8 +51,7 @@ macro_rules! weight_types {
                 match self { $(WeightType::$name => WeightType::$layout,)* }
             }
 
-            /// Weights in a unit: one or more blocks, or a super-block of eight. Rows are padded with zeros to whole
-            /// units.
+            /// Weights in a unit: one or more blocks, or a super-block of eight. Zeros pad rows to whole units.
             pub fn unit_len(self) -> usize {
                 match self { $(WeightType::$name => $len,)* }
             }
@@ -62,8 +61,7 @@ macro_rules! weight_types {
                 match self { $(WeightType::$name => $bytes,)* }
             }
 
-            /// 16-bit words of a unit's tail, stored after all units: its f16 scale and other data that would not
-            /// fill 16 bytes.
+            /// 16-bit words of a unit's tail, stored after all units: the f16 scale and what would not fill 16 bytes.
             pub fn tail_len(self) -> usize {
                 match self { $(WeightType::$name => $tail,)* }
             }

@@ -3,8 +3,7 @@
 //! A matrix `[N, K]` is stored row by row in units along K: one or more blocks of 32 weights, or super-blocks of
 //! eight. Rows are padded with zeros to whole units. First come all units, each a multiple of 16 bytes, so that a
 //! kernel loads `vec4<u32>`. For types that have them, the tails of all units follow: f16 scales and other data that
-//! would not fill 16 bytes, as 16-bit halves, two per word. A matrix larger than a binding is split into slabs of
-//! rows.
+//! would not fill 16 bytes, as 16-bit halves, two per word. A matrix larger than a binding is split into row slabs.
 //!
 //! Files put an f16 scale before each block. A Q4_0 block then has 18 bytes, so that nearly every load would
 //! straddle words. Repacking happens once, during upload, and preserves every bit of a weight. `dtype.rs` has each
@@ -12,8 +11,7 @@
 //!
 //! - Kernels only see blocks of 32; a shader fragment finds a block's super-block.
 //! - Kernels multiply the factors of a scale in f32, where `scale * quant` is exact: weights equal the reference
-//!   decoder's bit for bit. Mins are subtracted from each weight, not from the sum, where two large numbers would
-//!   cancel.
+//!   decoder's bit for bit. Mins are subtracted from each weight: in the sum, two large numbers would cancel.
 //! - Codebooks are decoded during loading, so shaders need no tables of up to 1024 entries. Types may share a layout
 //!   (`WeightType::layout`): IQ2_XXS, IQ2_XS and IQ2_S use 3.5 bits per weight, IQ3_XXS and IQ3_S 4.25. Other types
 //!   use at most 2 % more than in the file. Codebooks in the kernel would need a dependent load for every four

@@ -15,8 +15,7 @@ use crate::loss::LossReason;
 use crate::panics::caught;
 
 /// Loads a value, such as a model, onto a device, and reloads it when that device is lost: onto the reopened device,
-/// or onto the CPU if reopening or loading fails or its [`Breaker`] counts too many losses, by default three within
-/// a minute.
+/// or onto the CPU if reopening or loading fails or its [`Breaker`] opens, by default after three losses in a minute.
 ///
 /// The caller supplies functions that open the device, load, and receive one notice per loss:
 ///
@@ -150,8 +149,7 @@ impl<'a, T> Recovery<'a, T> {
         self.breaker.is_open((self.clock)())
     }
 
-    /// Runs `work` on the loaded value. If the device is lost, reloads the value and runs `work` again from the
-    /// start.
+    /// Runs `work` on the loaded value. If the device is lost, reloads the value and runs `work` again from the start.
     ///
     /// # Errors
     /// Those of `work` and of [`Recovery::reload`].

@@ -23,8 +23,7 @@ pub(crate) struct Found {
 }
 
 impl Tested {
-    /// This process's results for an adapter, driver and tier. `identity`: names of the adapter, backend, driver and
-    /// tier.
+    /// This process's results for an adapter, driver and tier. `identity`: adapter, backend, driver and tier.
     pub fn of_process(identity: [String; 4]) -> Arc<Tested> {
         static ALL: LazyLock<Mutex<HashMap<[String; 4], Arc<Tested>>>> = LazyLock::new(Mutex::default);
         ALL.lock().unwrap_or_else(PoisonError::into_inner).entry(identity).or_default().clone()

@@ -19,8 +19,7 @@ pub(crate) use measure::tune_products;
 pub use measure::{Timed, TunedRow};
 pub(crate) use self_test::{record_tested, self_test, while_testing};
 
-/// Maximum normalised mean squared error between results considered equal; products staged in half precision reach
-/// 2e-7.
+/// Maximum normalised mean squared error of equal results; products staged in half precision reach 2e-7.
 const MAX_NMSE: f64 = 1e-6;
 
 /// Reports how outputs of the same kernels differ, if by more than [`MAX_NMSE`].

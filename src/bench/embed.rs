@@ -102,8 +102,7 @@ pub struct EmbedCase {
 }
 
 impl EmbedCase {
-    /// Refuses a case that `n_texts` texts do not suffice for: a batch must not repeat a text, because tokens are
-    /// cached.
+    /// Refuses a case that `n_texts` texts do not suffice for: a batch must not repeat a text: tokens are cached.
     ///
     /// # Errors
     /// [`Error::Option`] with the number out of range.

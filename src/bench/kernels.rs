@@ -399,8 +399,7 @@ impl Pass<'_> {
         })
     }
 
-    /// Shapes of a kernel's input and output, without its matrix and the cache; one element if the kernel has no
-    /// such operand.
+    /// Shapes of a kernel's input and output, without its matrix and the cache; one element for a missing operand.
     #[inline(never)]
     fn shapes(&self, operation: Operation) -> [[u32; 2]; 2] {
         let (t, dim, vocab_size) = (self.n_tokens, self.shapes.dim, self.shapes.vocab_size());

@@ -350,8 +350,7 @@ impl MolPlan {
     }
 }
 
-/// Plans for the shapes in `grid` with `n_items` items: the most expressive first, by their operations, then the
-/// fastest.
+/// Plans for the shapes in `grid` with `n_items` items: the most operations (expressiveness) first, then the fastest.
 pub fn predict(grid: &[MolShape], n_items: u64, rates: &MolRates, probes: &Probes) -> Vec<MolPlan> {
     let plan = |&shape: &MolShape| {
         let work = shape.work(n_items);

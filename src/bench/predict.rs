@@ -4,8 +4,7 @@
 //! A dispatch takes as long as the slowest of its resources, plus costs that none of them hides:
 //!
 //! - bytes from memory: each operand once, of a cache the filled part, of a table the rows read;
-//! - lane instructions, counted in RADV's ISA for RDNA 3 (`benches/record/isa/navi31.md`) and assumed similar
-//!   elsewhere;
+//! - lane instructions, from RADV's ISA for RDNA 3 (`benches/record/isa/navi31.md`), assumed similar elsewhere;
 //! - operations of matrix units at the manufacturer's rate, if the variant uses them; they occupy the lanes if
 //!   [`MatrixUnits::on_lanes`] is set;
 //! - bytes of workgroup memory;

@@ -219,8 +219,7 @@ mod tests {
         }
     }
 
-    /// Layers, width, heads, KV heads, head size, feed-forward width, vocabulary, and whether the head is a separate
-    /// matrix.
+    /// Layers, width, heads, KV heads, head size, feed-forward width, vocabulary; whether the head is its own matrix.
     const KNOWN: [([u64; 7], bool); 6] = [
         ([16, 2048, 32, 8, 64, 8192, 128_256], false),
         ([28, 3072, 24, 8, 128, 8192, 128_256], false),
@@ -250,8 +249,7 @@ mod tests {
                 // The rest is norms and angles.
                 let rest = plan.weights_bytes as f64 - matrices as f64 * bytes;
                 assert!((0.0..16e6).contains(&rest), "{} {weight}: {rest} more than {matrices}", shape.name);
-                // Two bytes per key element and two per value element, in slightly more rows than the context has
-                // positions.
+                // Two bytes per key element and two per value element, in slightly more rows than there are positions.
                 let cache = layers * 4096 * kv_heads * head * 4;
                 assert!((cache..=cache * 101 / 100).contains(&plan.cache_bytes), "{} {weight}: {plan:?}", shape.name);
                 // Rows of the largest pass: at most a few times the widest product's output, and one row of logits.

@@ -59,8 +59,7 @@ pub(super) enum Item {
 }
 
 impl Batcher {
-    /// Declares an encoder, which still needs its weights from the feed. Allocates nothing. `head` declares the
-    /// output layer.
+    /// Declares an encoder, whose weights the feed will upload. Allocates nothing. `head` declares its output layer.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the model is not an encoder; [`Error::Memory`] if it exceeds the limit;
@@ -273,8 +272,7 @@ impl Reader {
     }
 }
 
-/// Lengths after truncating a pair to `room` tokens: repeatedly drops a token of the longer text, of the first if
-/// equal.
+/// Lengths after truncating a pair to `room` tokens: repeatedly drops a token of the longer, or else first, text.
 fn fit([a, b]: [usize; 2], room: usize) -> [usize; 2] {
     if a + b <= room {
         return [a, b];

@@ -40,8 +40,7 @@ pub struct EmbedOptions<'a> {
     /// Maximum bytes of weights and the largest batch together.
     pub memory_limit: Option<u64>,
     /// The same encoder on a second device. The first batch of each size is measured on both, later ones run on the
-    /// faster device, see [`Embedder::places`]. A text's vector may then differ between batches by the devices'
-    /// rounding.
+    /// faster device, see [`Embedder::places`]. A text's vector may then differ between batches by rounding.
     pub second: Option<Embedder>,
     /// Called with the uploaded and the total bytes of weights.
     pub progress: Option<&'a mut dyn FnMut(u64, u64)>,

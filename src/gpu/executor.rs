@@ -256,8 +256,7 @@ impl Gpu {
         self.fault.lose(LossReason::Destroyed, "it was destroyed".into());
     }
 
-    /// Marks the device as lost without freeing its memory, which would block if the device hangs. Pending reads
-    /// fail.
+    /// Marks the device as lost without freeing its memory, which would block if the device hangs. Pending reads fail.
     pub fn give_up(&self, reason: LossReason, message: String) {
         self.fault.lose(reason, message);
     }

@@ -98,9 +98,8 @@ impl Pipelines {
             compilation_options: wgpu::PipelineCompilationOptions {
                 constants: &step.constants,
                 // Kernels write workgroup memory before they read it; stale memory lets tests detect one that does
-                // not. Zeroing would hide it, and stores words one by one: RADV does not compile 5120 such stores
-                // within 100 s.
-                zero_initialize_workgroup_memory: false,
+                // not. Zeroing would hide it, and stores words one by one: RADV needs over 100 s for 5120 such stores.
+                    zero_initialize_workgroup_memory: false,
             },
             cache: self.cache.as_ref().map(|(cache, _)| cache),
         });
@@ -134,8 +133,7 @@ impl Pipelines {
     }
 }
 
-/// Whether shaders have bounds checks: in debug builds, unless `TILEWRIGHT_CHECKED` overrides it (`0`: no, else
-/// yes).
+/// Whether shaders have bounds checks: in debug builds, unless `TILEWRIGHT_CHECKED` overrides it (`0`: no, else yes).
 pub(crate) fn checked() -> bool {
     std::env::var_os("TILEWRIGHT_CHECKED").map_or(cfg!(debug_assertions), |value| value != "0")
 }

@@ -120,8 +120,7 @@ impl Future for ReadFuture {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Poll::Ready(sound) = self.reports.poll(cx) else { return Poll::Pending };
-        // An earlier failure explains more than a failed map or a buffer of zeros; a lost device explains more than
-        // either.
+        // An earlier failure explains more than a failed map or a buffer of zeros; a lost device, more than either.
         if let Err(failure) = sound {
             return Poll::Ready(self.fault.check("running").and(Err(failure.into_error())));
         }
@@ -150,8 +149,7 @@ impl Mapped {
         self.take(|view| bytemuck::pod_collect_to_vec(view))
     }
 
-    /// Reads the words. A slice of the view would add a copy: from the browser's mapping to WASM memory, then to the
-    /// result.
+    /// Reads the words. A slice of the view would add a copy: from the browser's mapping to WASM memory to the result.
     #[cfg(target_arch = "wasm32")]
     pub fn words(self) -> Result<Vec<u32>, Error> {
         self.take(|view| {

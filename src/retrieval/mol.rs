@@ -9,14 +9,12 @@
 //! Queries have N components f, items M components g, and all N M pairs count. Whatever depends on the item only is
 //! computed when it is appended; [`kernels::mol`](fn@crate::kernels::mol) does the rest in one pass over the items.
 //!
-//! The gate's two layers cost two to eight times as much as the products. So an invocation handles one item and up
-//! to four queries: it keeps products and gate sums in registers, and reads the gate's weights once for all four.
-//! llvmpipe cannot index registers, so pairs are in up to four 4 x 4 matrices: 64 pairs for one query, or 16 for
-//! four.
+//! The gate's two layers cost two to eight times as much as the products. So an invocation handles one item and up to
+//! four queries: it keeps products and gate sums in registers, and reads the gate's weights once for all four.
+//! llvmpipe cannot index registers, so pairs are in up to four 4 x 4 matrices: 64 pairs for one query, or 16 for four.
 //!
 //! A score does not depend on the other items in a pass, so approximate and exact searches compute equal bits. The
-//! exact search in two passes relies on that, and on a weighted mean not exceeding the highest logit by more than
-//! rounding.
+//! exact search in two passes relies on that, and on a weighted mean exceeding the highest logit at most by rounding.
 
 mod choose;
 mod encoder;
@@ -193,8 +191,7 @@ impl Mol {
         self.config.form.item_bytes(self.storage, self.config.dim)
     }
 
-    /// Appends items, `[n, item_dim]`, and returns their ids. Appending many at once makes searches need fewer
-    /// passes.
+    /// Appends items, `[n, item_dim]`, and returns their ids. Appending many at once makes searches need fewer passes.
     ///
     /// # Errors
     /// [`Error::Option`] if `items` is not whole vectors or has a non-finite number; errors of [`Device::run`].

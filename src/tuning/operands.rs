@@ -1,6 +1,5 @@
 //! Operands of the tuner, the self-test and the benches: seeded normal floats, not of high statistical quality.
-//! Functions called by the self-test's checks are not inlined: thirty-four copies would be a fiftieth of the WASM
-//! module.
+//! Functions called by the self-test's checks are not inlined: 34 copies would be a fiftieth of the WASM module.
 
 use crate::cpu::cached::write_row;
 use crate::device::Device;

@@ -16,8 +16,7 @@ const SHARED_LOAD: f64 = 30.0;
 /// differ little, so a selection's first histogram has most of them in a few bins.
 const SAME_WORD: f64 = 2.0;
 
-/// Cycles of a radix selection over `n_keys` keys: four histograms, each with five barriers and a search of its
-/// bins.
+/// Cycles of a radix selection over `n_keys` keys: four histograms, each with five barriers and a search of its bins.
 fn selection(n_keys: f64) -> f64 {
     4.0 * (5.0 * BARRIER + 4.0 * SHARED_LOAD) + SAME_WORD * n_keys
 }

@@ -152,8 +152,7 @@ impl Part {
     }
 }
 
-/// Reads an index from a file that arrives in pieces. Of the vectors, it only buffers part of a row and, for I8, one
-/// number per 32.
+/// Reads an index from a file that arrives in pieces. Buffers only part of a row and, for I8, one number per 32.
 pub struct IndexLoader {
     arriving: Arriving,
     filling: Filling,
@@ -173,8 +172,7 @@ impl IndexLoader {
         self.arriving.wanted()
     }
 
-    /// Accepts bytes from the wanted offset on. Waits for the device at intervals, so that uploads do not
-    /// accumulate.
+    /// Accepts bytes from the wanted offset on. Waits for the device at intervals, so that uploads do not accumulate.
     ///
     /// # Errors
     /// [`Error::Format`] with the field and offset, down to the record whose vector is non-finite or, with

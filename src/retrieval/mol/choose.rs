@@ -1,5 +1,4 @@
-//! Finds the fastest search for a corpus: tries searches with growing numbers of candidates until the recall is
-//! reached.
+//! Finds the fastest search for a corpus: tries growing numbers of candidates until the recall is reached.
 
 use web_time::Instant;
 

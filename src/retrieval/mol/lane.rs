@@ -112,8 +112,7 @@ impl Lane {
         &self.inputs
     }
 
-    /// The best items of each query, at most [`MAX_TOP`](crate::kernels::MAX_TOP), in order; non-finite scores
-    /// first.
+    /// The best items of each query, at most [`MAX_TOP`](crate::kernels::MAX_TOP), in order; non-finite scores first.
     pub async fn best(&mut self, mol: &Mol, by: By, k: usize) -> Result<Vec<Vec<Hit>>, Error> {
         let rounded = k.next_power_of_two().max(8) as u32;
         for shard in 0..mol.shards.len() {
