@@ -80,7 +80,7 @@ impl Limit {
         match self.source {
             Source::Chosen => hint,
             Source::Available => {
-                format!("{hint}; the limit is the available memory; a memory limit overrides it")
+                format!("{hint}; the limit is the available memory, unless a memory limit is set")
             }
             Source::Fixed => format!("{hint}; the limit is that of 32-bit addresses"),
         }

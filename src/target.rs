@@ -43,7 +43,7 @@ pub struct TargetLimits {
     pub params_stride: u32,
 }
 
-/// What recordings are made for: kind of device, shader tier, limits and tuning. Clones are cheap.
+/// A target of recordings: kind of device, shader tier, limits and tuning. Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct Target {
     kind: TargetKind,

@@ -46,7 +46,7 @@ impl Tested {
         own.banned.extend(found.banned);
     }
 
-    /// Whether the pipeline may be used without a test.
+    /// Whether the pipeline needs no further test.
     pub fn has_passed(&self, pipeline: &PipelineKey) -> bool {
         let (own, pipeline) = (self.lock(), pipeline.to_string());
         own.passed.contains(&pipeline) || own.untested.contains(&pipeline)

@@ -102,7 +102,7 @@ pub struct EmbedCase {
 }
 
 impl EmbedCase {
-    /// Refuses a case that `n_texts` texts do not suffice for: a batch must not repeat a text: tokens are cached.
+    /// Refuses an invalid case for `n_texts` texts: as tokens are cached, a batch must not repeat a text.
     ///
     /// # Errors
     /// [`Error::Option`] with the number out of range.

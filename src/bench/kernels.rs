@@ -1,5 +1,5 @@
-//! Each kernel of a forward pass and its roofline. Functions with few callers are marked `inline(never)`: otherwise
-//! their future in the WASM module would be several times as long.
+//! Each kernel of a forward pass and its roofline. Functions with few callers are not inlined: in the WASM module,
+//! the future around them would be several times as large.
 
 use super::{Effort, Probes, seconds};
 use crate::device::Device;

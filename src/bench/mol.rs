@@ -350,7 +350,7 @@ impl MolPlan {
     }
 }
 
-/// Plans for the shapes in `grid` with `n_items` items: the most operations (expressiveness) first, then the fastest.
+/// Plans for the shapes in `grid` with `n_items` items: more operations (more expressive) first, then faster ones.
 pub fn predict(grid: &[MolShape], n_items: u64, rates: &MolRates, probes: &Probes) -> Vec<MolPlan> {
     let plan = |&shape: &MolShape| {
         let work = shape.work(n_items);

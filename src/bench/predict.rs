@@ -371,7 +371,7 @@ fn tiled_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u
     let staged = unpacking(weight(dispatch))[1] * n * k * tile_rows + unpacking(WeightType::F32)[1] * m * k * tile_cols;
     Work {
         operations: 2.0 * m * n * k,
-        // A step along K loads two sides' operands for a side squared of products.
+        // A step along K loads `2 * side` operands for `side * side` products.
         instructions: staged + products * (1.0 + 2.0 / side),
         shared_bytes: products * 2.0 * 4.0 / side,
         group_lanes: 256.0,

@@ -1,5 +1,4 @@
-//! What [`Embedder`](super::Embedder) and [`Reranker`](super::Reranker) share: an encoder with its head, its
-//! tokenizer and the batches in flight.
+//! What `Embedder` and `Reranker` share: an encoder with its head, its tokenizer and the batches in flight.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -59,7 +58,7 @@ pub(super) enum Item {
 }
 
 impl Batcher {
-    /// Declares an encoder, whose weights the feed will upload. Allocates nothing. `head` declares its output layer.
+    /// Declares an encoder whose weights the feed will upload. Allocates nothing. `head` declares its output layer.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the model is not an encoder; [`Error::Memory`] if it exceeds the limit;

@@ -109,7 +109,7 @@ impl Embedder {
         Embedder::declare(device, file.header, EmbedOptions::default())?.0.plan()
     }
 
-    /// Declares an encoder, which still needs its weights from the feed. Allocates nothing.
+    /// Declares an encoder whose weights the feed will upload. Allocates nothing.
     fn declare(device: &Device, header: ModelHeader, options: EmbedOptions<'_>) -> Result<(Embedder, Feed), Error> {
         let EncoderShape { pooling, normalize, prompts, default_prompt, .. } = header.shape.encoder()?.clone();
         let pooling = options.pooling.or(pooling).ok_or_else(|| Error::Unsupported {

@@ -102,7 +102,7 @@ impl Reranker {
         Reranker::declare(device, file.header, RerankOptions::default())?.0.plan()
     }
 
-    /// Declares a cross-encoder, which still needs its weights from the feed. Allocates nothing.
+    /// Declares a cross-encoder whose weights the feed will upload. Allocates nothing.
     fn declare(device: &Device, header: ModelHeader, options: RerankOptions<'_>) -> Result<(Reranker, Feed), Error> {
         let RerankOptions { max_tokens, max_batch_tokens, in_flight, memory_limit, .. } = options;
         let limits = Limits { max_tokens, max_batch_tokens, in_flight, memory_limit };

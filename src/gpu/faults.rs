@@ -267,12 +267,12 @@ mod injected {
             self.0.is_untold.load(Ordering::Relaxed)
         }
 
-        /// The limits that the test leaves of these.
+        /// These limits, or WebGPU's minimum if the test chose that.
         pub(crate) fn limits(&self, limits: wgpu::Limits) -> wgpu::Limits {
             if self.0.minimum_limits.load(Ordering::Relaxed) { wgpu::Limits::defaults() } else { limits }
         }
 
-        /// The features that the test leaves of these.
+        /// These features without those that the test hides.
         pub(crate) fn features(&self, features: wgpu::Features) -> wgpu::Features {
             let without = self.0.without.lock().unwrap_or_else(PoisonError::into_inner);
             let is_left = |one: &wgpu::Features| !without.iter().any(|name| one.as_str() == Some(name));

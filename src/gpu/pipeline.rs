@@ -99,7 +99,7 @@ impl Pipelines {
                 constants: &step.constants,
                 // Kernels write workgroup memory before they read it; stale memory lets tests detect one that does
                 // not. Zeroing would hide it, and stores words one by one: RADV needs over 100 s for 5120 such stores.
-                    zero_initialize_workgroup_memory: false,
+                zero_initialize_workgroup_memory: false,
             },
             cache: self.cache.as_ref().map(|(cache, _)| cache),
         });

@@ -396,7 +396,7 @@ impl Index {
     fn reserve(&mut self, n: u32) -> Result<Range<u32>, Error> {
         let start = self.n_ids();
         let cols = self.options.storage.cols(self.dims);
-        let row_bytes = 4 * u64::from(cols); // at least what a row takes in any storage, its scales included
+        let row_bytes = 4 * u64::from(cols); // upper bound for any storage, including scales
         let most =
             (self.device.limits().max_binding_bytes.saturating_sub(16) / row_bytes).min(u64::from(SHARD_ROWS.end));
         let most = (most as u32 / ROW_STEP * ROW_STEP).max(ROW_STEP);
@@ -538,7 +538,9 @@ fn hits(list: &[u32]) -> Result<Vec<Hit>, Error> {
     listed(list)
         .map(|hit| match hit.score.is_finite() {
             true => Ok(hit),
-            false => Err(wrong(format!("score of record {}", hit.id), "a finite number".into(), hit.score.to_string())),
+            false => {
+                Err(wrong(format!("score of record {}", hit.id), "a finite number".into(), "NaN or infinite".into()))
+            }
         })
         .collect()
 }
