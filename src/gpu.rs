@@ -1,4 +1,4 @@
-//! All that knows `wgpu`: adapters, buffers, pipelines, and the executor that replays recordings on a GPU.
+//! The `wgpu` backend: adapters, buffers, pipelines, and the executor that replays recordings on a GPU.
 
 mod adapter;
 mod buffer_pool;

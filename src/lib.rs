@@ -5,8 +5,8 @@
 //! prompt    text -> tokenizer -> token ids -------+-> recording (kernels) -> executor -> token ids -> text
 //! ```
 //!
-//! A forward pass is written once, in terms of kernels, and recorded; an executor replays the recording: the GPU, through
-//! one compute pass and one submission, or the CPU, with the same kernels in Rust.
+//! A forward pass is written once in terms of kernels and recorded. An executor replays the recording: the GPU in
+//! one compute pass and one submission, or the CPU with the same kernels in Rust.
 //!
 //! ```
 //! use tilewright::{Device, GenerateOptions, Model};
@@ -41,7 +41,7 @@
 //! # }).unwrap();
 //! ```
 #![deny(missing_docs)]
-// Whether what a server shares may go from thread to thread is asked through all that a device has within.
+// The compiler checks `Send` for a server's shared state through all types inside a device.
 #![cfg_attr(feature = "serve", recursion_limit = "256")]
 
 #[cfg(feature = "answer")]

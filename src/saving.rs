@@ -1,4 +1,4 @@
-//! Files of what is on a device, read from it piece by piece.
+//! Serialises device tensors to files, reading them in pieces.
 
 use std::collections::VecDeque;
 
@@ -6,11 +6,10 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::tensor::Tensor;
 
-/// Bytes of a device that are read at a time.
+/// Bytes read from a device at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// A file's content, of which one piece after the other comes from a device. What is written to the tensors meanwhile may be
-/// part of it or not.
+/// A file's content, read from a device in pieces. Concurrent writes to the tensors may or may not be included.
 pub struct Saving {
     pieces: VecDeque<Piece>,
     size_bytes: u64,
@@ -21,7 +20,7 @@ enum Piece {
     Rows(Rows),
 }
 
-/// Rows of a tensor that lie one after the other.
+/// Contiguous rows of a tensor.
 struct Rows {
     device: Device,
     tensor: Tensor,
@@ -30,37 +29,37 @@ struct Rows {
     row: Row,
 }
 
-/// What there is of a row.
+/// A row's size on the device and in the file.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
-    /// Words that it takes on the device.
+    /// Words on the device.
     pub words: usize,
-    /// Bytes of them that go to the file.
+    /// Bytes written to the file.
     pub kept_bytes: usize,
 }
 
 impl Row {
-    /// A row of which all goes to the file.
+    /// A row written to the file completely.
     pub fn whole(words: usize) -> Row {
         Row { words, kept_bytes: 4 * words }
     }
 }
 
 impl Saving {
-    /// A file that begins with these bytes.
+    /// A file that starts with these bytes.
     pub(crate) fn new(head: Vec<u8>) -> Saving {
         let mut saving = Saving { pieces: VecDeque::new(), size_bytes: 0 };
         saving.add(head);
         saving
     }
 
-    /// Goes on with bytes.
+    /// Appends bytes.
     pub(crate) fn add(&mut self, bytes: Vec<u8>) {
         self.size_bytes += bytes.len() as u64;
         self.pieces.push_back(Piece::Bytes(bytes));
     }
 
-    /// Goes on with rows of a tensor.
+    /// Appends rows of a tensor.
     pub(crate) fn add_rows(&mut self, device: &Device, tensor: &Tensor, first_word: usize, n_rows: usize, row: Row) {
         self.size_bytes += (n_rows * row.kept_bytes) as u64;
         let at_once = (PIECE_BYTES / (4 * row.words).max(1)).max(1);
@@ -80,7 +79,7 @@ impl Saving {
         self.size_bytes
     }
 
-    /// The file's next bytes, or `None` at its end. After an error it is of no use.
+    /// The file's next bytes, or `None` at the end. Unusable after an error.
     ///
     /// # Errors
     /// Errors of [`Device::read`].
@@ -100,7 +99,7 @@ impl Saving {
         Ok(Some(kept))
     }
 
-    /// All of it.
+    /// All bytes of the file.
     ///
     /// # Errors
     /// As [`Saving::next`].
@@ -112,7 +111,7 @@ impl Saving {
         Ok(bytes)
     }
 
-    /// Writes it to a file, which is replaced only when all is written.
+    /// Writes the file. Replaces an existing one only after everything is written.
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be written; as [`Saving::next`].

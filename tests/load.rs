@@ -1191,7 +1191,7 @@ fn a_model_that_the_machine_cannot_hold_is_refused_before_loading() {
     let error = Model::from_file(&device, file, options).err().unwrap();
     let Error::Memory { needed_bytes, limit_bytes, hint, .. } = &error else { panic!("{error}") };
     assert!(*needed_bytes == plan.total_bytes() && *limit_bytes <= machine_bytes, "{error}");
-    assert!(hint.contains("would fit") && hint.contains("memory that is left here"), "{error}");
+    assert!(hint.contains("would fit") && hint.contains("available memory"), "{error}");
     assert_eq!(device.counters() - before, Default::default());
 }
 

@@ -148,13 +148,13 @@ fn a_file_that_is_of_no_use_is_ignored_with_a_notice() {
     let mut rows = value.clone();
     rows["choices"][0]["rows"] = 12.into();
     let cases = [
-        ("rows", format!("{rows:#}\n"), "digest is another one"),
+        ("rows", format!("{rows:#}\n"), "digest does not match"),
         ("no digest", rows.to_string(), "no digest"),
-        ("empty", String::new(), "no JSON"),
-        ("text", "not a tuning".into(), "no JSON"),
-        ("cut", good[..good.len() / 2].into(), "no JSON"),
+        ("empty", String::new(), "not JSON"),
+        ("text", "not a tuning".into(), "not JSON"),
+        ("cut", good[..good.len() / 2].into(), "not JSON"),
         ("another value", "[1, 2]".into(), "format"),
-        ("deep", "[".repeat(100_000), "no JSON"),
+        ("deep", "[".repeat(100_000), "not JSON"),
         ("format", with("format", 1.into()), "format is 1"),
         ("driver", with("driver", "another driver 1.0".into()), "another driver 1.0"),
         ("adapter", with("adapter", "another adapter".into()), "another adapter"),

@@ -1,5 +1,5 @@
-//! Each kernel of a forward pass on its roofline. Functions that are called from few places are not inlined all the same:
-//! the future that all of it is part of in the WASM module would be several times as long.
+//! Each kernel of a forward pass and its roofline. Functions with few callers are not inlined: in the WASM module,
+//! the future around them would be several times as large.
 
 use super::{Effort, Probes, seconds};
 use crate::device::Device;
@@ -15,17 +15,17 @@ use crate::recording::{Recorder, Workspace};
 use crate::tensor::{Role, Tensor};
 use crate::tuning::operands::{input, keys, matrix, words};
 
-/// Weight types whose matrices are measured; ratios are to the first.
+/// Weight types to measure; ratios are relative to the first.
 pub(super) const WEIGHTS: [WeightType; 4] = [WeightType::F16, WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K];
 
-/// Size of a head.
+/// Head size.
 const HEAD_DIM: u32 = 64;
 
-/// The shapes of a Llama model of a certain width, and the passes that are measured.
+/// Shapes of a Llama model of a given width, and sizes of its passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Shapes {
-    /// C, a multiple of 64. F is 2.75 C, heads have 64 elements, four query heads share a key/value head (if there are
-    /// as many), and V is 16 C.
+    /// C, a multiple of 64. F is 2.75 C, heads have 64 elements, four query heads share a key/value head (if there
+    /// are as many), and V is 16 C.
     pub dim: u32,
     /// T of the prefill pass.
     pub n_prompt: u32,
@@ -33,7 +33,7 @@ pub struct Shapes {
     pub n_cached: u32,
 }
 
-/// One kernel's result.
+/// Result of one kernel.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct KernelRow {
     /// Label of the shader variant, such as `matvec.Q4_0`.
@@ -42,55 +42,55 @@ pub struct KernelRow {
     pub operation: &'static str,
     /// T.
     pub n_tokens: u32,
-    /// Of one run, behind others of the same kernel on other operands.
+    /// Seconds per run, among runs of the same kernel on other operands.
     pub seconds: f64,
-    /// Each operand once.
+    /// Bytes of all operands, each once.
     pub bytes: u64,
     /// Multiplications and additions of matrix products.
     pub flop: u64,
-    /// The time that the probes would need for the longer of the two, by `seconds`.
+    /// The probes' time for the longer of bytes and operations, divided by `seconds`.
     pub share: f64,
-    /// Time with F16 weights by time with these; for matrix products alone.
+    /// Time with F16 weights divided by this time; matrix products only.
     pub vs_f16: Option<f64>,
 }
 
 impl KernelRow {
-    /// Whether operations take the probe longer than bytes.
+    /// Whether the probes take longer for operations than for bytes.
     pub fn is_compute_bound(&self, probes: &Probes) -> bool {
         probes.is_compute_bound(self.bytes as f64, self.flop as f64)
     }
 }
 
-/// What is measured, and with how much work at a time.
+/// What to measure, and the amount of work per run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan<'a> {
     pub shapes: &'a Shapes,
-    /// Weight types whose matrices are measured; ratios are to the first.
+    /// Weight types to measure; ratios are relative to the first.
     pub weights: &'static [WeightType],
-    /// Bytes of operands, as far as copies of them go, so that no cache holds them from run to run.
+    /// Target bytes of operands' copies, so that no cache holds them between runs.
     pub cold_bytes: u64,
-    /// Operations in a run, as far as copies of it go.
+    /// Target operations per run, by copies.
     pub long_flop: u64,
     pub effort: Effort,
 }
 
 impl Plan<'_> {
-    /// Rows that [`measure_each`] gives.
+    /// Number of rows from [`measure_each`].
     pub fn n_rows(&self) -> usize {
-        // The kernels of decoding and of prompts without a matrix, and the products with one.
+        // The kernels without a matrix, of decoding and of prompts, and the products with one.
         12 + 9 * self.weights.len()
     }
 }
 
-/// Measures all kernels of a decode pass, then those of a prefill pass; with `quick` matrices of one weight type, and each
-/// kernel for a shorter time.
+/// Measures all kernels of a decode pass, then of a prefill pass; `quick` measures one weight type, and each kernel
+/// for a shorter time.
 ///
 /// # Errors
 /// [`Error::Option`] if a shape is out of range; errors of [`Device::run`].
 #[cfg(not(target_arch = "wasm32"))]
 pub async fn measure(device: &Device, shapes: &Shapes, probes: &Probes, quick: bool) -> Result<Vec<KernelRow>, Error> {
     let plan = match quick {
-        // Ten times what the caches of large GPUs hold.
+        // Ten times the caches of large GPUs.
         false => Plan { shapes, weights: &WEIGHTS, cold_bytes: 1 << 29, long_flop: 1 << 32, effort: Effort::USUAL },
         true => Plan {
             shapes,
@@ -105,7 +105,7 @@ pub async fn measure(device: &Device, shapes: &Shapes, probes: &Probes, quick: b
     Ok(rows)
 }
 
-/// As [`measure`]: hands out each row as soon as it is there.
+/// As [`measure`], passing each row to a callback when finished.
 pub(super) async fn measure_each(
     device: &Device,
     plan: &Plan<'_>,
@@ -123,7 +123,7 @@ impl Shapes {
     /// Refuses shapes that no model has or that would take forever.
     ///
     /// # Errors
-    /// [`Error::Option`] naming the number.
+    /// [`Error::Option`] with the number out of range.
     pub fn check(&self) -> Result<(), Error> {
         let option = |option, expected: &str, found: u32| Error::Option {
             option,
@@ -164,7 +164,7 @@ impl Shapes {
     }
 }
 
-/// What a kernel needs at least.
+/// Minimum work of a kernel.
 #[derive(Clone, Copy)]
 struct Work {
     bytes: u64,
@@ -172,24 +172,24 @@ struct Work {
 }
 
 impl Work {
-    /// Words moved, where arithmetic does not matter.
+    /// Moved words; arithmetic is negligible.
     fn words(n: u32) -> Work {
         Work { bytes: 4 * u64::from(n), flop: 0 }
     }
 }
 
-/// A kernel's part in a pass.
+/// An operation of a pass.
 #[derive(Clone, Copy, PartialEq)]
 enum Operation {
     Embed,
     Norm,
     Qkv,
-    /// Of more than one token; a single one's is part of its attention.
+    /// Only for several tokens; for one token it is part of attention.
     Rotation,
     Attention,
     AttnOutput,
     GateUp,
-    /// Of more than one token; a single one's is part of its product.
+    /// Only for several tokens; for one token it is part of its product.
     Gate,
     FfnDown,
     LastRow,
@@ -200,7 +200,7 @@ enum Operation {
 }
 
 impl Operation {
-    /// Those for a single token, in the order of the forward pass. The last one moves the state on.
+    /// Operations for one token, in the order of the forward pass. The last one updates the state.
     const OF_DECODING: [Operation; 11] = [
         Operation::Embed,
         Operation::Norm,
@@ -215,7 +215,7 @@ impl Operation {
         Operation::NextToken,
     ];
 
-    /// Those for more.
+    /// Operations for several tokens.
     const OF_PROMPTS: [Operation; 10] = [
         Operation::Embed,
         Operation::Norm,
@@ -248,7 +248,7 @@ impl Operation {
         }
     }
 
-    /// N and K of its matrix, if it has one.
+    /// N and K of the operation's matrix, if any.
     #[inline(never)]
     fn matrix(self, shapes: &Shapes) -> Option<[u32; 2]> {
         let (dim, ffn_dim) = (shapes.dim, shapes.ffn_dim());
@@ -263,20 +263,20 @@ impl Operation {
     }
 }
 
-/// The kernels of a pass over `n_tokens` tokens, and what they share.
+/// Shared operands of the kernels in a pass over `n_tokens` tokens.
 struct Pass<'a> {
     device: &'a Device,
     plan: &'a Plan<'a>,
     shapes: &'a Shapes,
     n_tokens: u32,
     state: StepState,
-    /// Ids of the tokens, [capacity].
+    /// Token ids, [capacity].
     tokens: Tensor,
-    /// Of embeddings.
+    /// Embedding table.
     table: Matrix,
-    /// Of the rotation.
+    /// RoPE angles.
     angles: Tensor,
-    /// The id that is chosen.
+    /// The chosen token id.
     id: Tensor,
     sampling: Tensor,
 }
@@ -317,7 +317,7 @@ impl Pass<'_> {
         })
     }
 
-    /// Times each kernel, those with a matrix for each weight type.
+    /// Times each kernel, products for each weight type.
     async fn measure(&self, probes: &Probes, on_row: &mut dyn FnMut(KernelRow)) -> Result<(), Error> {
         let operations: &[Operation] =
             if self.n_tokens == 1 { &Operation::OF_DECODING } else { &Operation::OF_PROMPTS };
@@ -337,8 +337,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Times a kernel. It is recorded several times, each time with operands of its own, so that one submission has work
-    /// enough to hide what it costs itself, and caches do not hold what a model's other layers would have driven out.
+    /// Times a kernel. It is recorded several times with separate operands, so that one submission outweighs its own
+    /// cost, and caches do not hold what a model's other layers would have evicted.
     async fn run(&self, operation: Operation, weight: WeightType, probes: &Probes) -> Result<KernelRow, Error> {
         const MAX_COPIES: u64 = 64;
 
@@ -363,7 +363,7 @@ impl Pass<'_> {
         })
     }
 
-    /// Words of the keys and values that a pass sees.
+    /// Words of keys and values that a pass reads.
     fn cache_words(&self) -> u32 {
         let capacity = self.shapes.n_cached + self.n_tokens;
         2 * self.shapes.n_kv_heads() * capacity * KvType::default().row_words(HEAD_DIM)
@@ -382,7 +382,7 @@ impl Pass<'_> {
             });
         }
         Ok(match operation {
-            // A row of halves and one of floats for each token.
+            // A row of halves and one of floats per token.
             Operation::Embed => Work::words(t * dim / 2 * 3),
             Operation::Norm => Work::words(2 * t * dim + dim),
             Operation::Rotation => Work::words(2 * t * qkv_dim + t * HEAD_DIM),
@@ -399,8 +399,7 @@ impl Pass<'_> {
         })
     }
 
-    /// Rows and columns of what a kernel reads and of what it writes, without its matrix and the cache. An operand that a
-    /// kernel lacks has one element.
+    /// Shapes of a kernel's input and output, without its matrix and the cache; one element for a missing operand.
     #[inline(never)]
     fn shapes(&self, operation: Operation) -> [[u32; 2]; 2] {
         let (t, dim, vocab_size) = (self.n_tokens, self.shapes.dim, self.shapes.vocab_size());
@@ -421,7 +420,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Records a kernel with operands of its own.
+    /// Records a kernel with separate operands.
     #[inline(never)]
     fn record(&self, rec: &mut Recorder, operation: Operation, weight: WeightType) -> Result<(), Error> {
         let (t, state) = (self.n_tokens, &self.state);
@@ -451,7 +450,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Rotation, cache write and attention: one kernel for a token, two for more.
+    /// RoPE, cache write and attention: one kernel for one token, two for several.
     fn record_attention(&self, rec: &mut Recorder, operation: Operation, x: &Tensor, y: &Tensor) -> Result<(), Error> {
         let (n_heads, n_kv_heads) = (self.shapes.n_heads(), self.shapes.n_kv_heads());
         let rotation = rotation();

@@ -1,5 +1,4 @@
-//! What an embedder and a reranker have in common: an encoder with its head on a device, its tokenizer, and the
-//! batches in flight.
+//! What `Embedder` and `Reranker` share: an encoder with its head, its tokenizer and the batches in flight.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -17,10 +16,10 @@ use crate::platform::pause;
 use crate::recording::MemoryPlan;
 use crate::tokenizer::{EncodeOptions, EncodingCache, PairTemplate, Tokenizer};
 
-/// Texts whose encodings are remembered.
+/// Texts whose token ids are cached.
 const ENCODING_CACHE: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
-/// What a caller may limit; `None` leaves it to the model's files or to the device.
+/// The caller's limits; `None` uses the model's or the device's default.
 pub(super) struct Limits {
     pub max_tokens: Option<u32>,
     pub max_batch_tokens: Option<u32>,
@@ -28,12 +27,12 @@ pub(super) struct Limits {
     pub memory_limit: Option<u64>,
 }
 
-/// An encoder on a device: texts to a row of numbers each.
+/// An encoder on a device that computes one row of numbers per text.
 pub(super) struct Batcher {
     pub device: Device,
     pub name: String,
     pub passes: Arc<EncoderPasses>,
-    /// Another device with the same encoder.
+    /// A second device with the same encoder.
     pub second: Option<Second>,
     reader: Result<Reader, String>,
     pub block_types: Vec<BlockType>,
@@ -42,31 +41,28 @@ pub(super) struct Batcher {
     in_flight: usize,
 }
 
-/// From a text to tokens.
+/// Encodes texts to tokens.
 struct Reader {
     encodings: EncodingCache,
-    /// Tokens around a text.
+    /// Special tokens around a single text.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
-    /// Tokens around two, or why there is no place for two.
+    /// Special tokens around a pair, or why the tokenizer has no pair template.
     pair: Result<PairTemplate, String>,
 }
 
-/// What there is of a text.
+/// A text's row if cached, else its tokens.
 pub(super) enum Item {
-    /// Its row.
     Known(Arc<[f32]>),
-    /// Its tokens.
     Tokens(Tokens),
 }
 
 impl Batcher {
-    /// Declares an encoder whose weights the feed is still to take; nothing is allocated. `head` declares what stands
-    /// behind the encoder.
+    /// Declares an encoder whose weights the feed will upload. Allocates nothing. `head` declares its output layer.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the model is no encoder; [`Error::Memory`] if it exceeds the limit; [`Error::Option`]
-    /// for an option out of range; [`Error::Config`] if a weight is missing.
+    /// [`Error::Unsupported`] if the model is not an encoder; [`Error::Memory`] if it exceeds the limit;
+    /// [`Error::Option`] for an option out of range; [`Error::Config`] if a weight is missing.
     pub fn declare(
         device: &Device,
         header: ModelHeader,
@@ -120,19 +116,19 @@ impl Batcher {
         if let Some(limit) = Limit::of(limits.memory_limit, device.available_bytes()) {
             let plan = batcher.plan()?;
             if plan.total_bytes() > limit.bytes {
-                let hint = "a smaller max_batch_tokens needs less".into();
+                let hint = "reduce max_batch_tokens".into();
                 return Err(plan.refused(limit.bytes, limit.explained(hint)));
             }
         }
         Ok((batcher, feed))
     }
 
-    /// Tests the pass of a long text.
+    /// Runs the self-test of the longest text's pass.
     pub async fn test(&self) -> Result<(), Error> {
         self.passes.test_size(size_for(self.max_tokens, 1)).await
     }
 
-    /// What no file holds, once the feed wants nothing more.
+    /// Uploads the RoPE tables, which no file contains, after all weights.
     pub fn complete(&self) -> Result<(), Error> {
         self.passes.encoder().upload_ropes(&self.device)
     }
@@ -141,7 +137,7 @@ impl Batcher {
         &self.passes.encoder().config
     }
 
-    /// The tokenizer, which remembers what it encoded.
+    /// The tokenizer with its cache.
     pub fn encodings(&self) -> Result<&EncodingCache, Error> {
         Ok(&self.reader()?.encodings)
     }
@@ -160,17 +156,17 @@ impl Batcher {
         self.batch_plan(n_tokens, n_tokens / 8)
     }
 
-    /// Memory of the weights and a batch of so many texts with so many tokens in all.
+    /// Memory of the weights and a batch of `n_texts` texts with `n_tokens` tokens in total.
     pub fn batch_plan(&self, n_tokens: u32, n_texts: u32) -> Result<MemoryPlan, Error> {
         self.passes.plan(size_for(n_tokens, n_texts))
     }
 
-    /// Dispatches of a batch of so many texts with so many tokens in all.
+    /// Dispatches of a batch of `n_texts` texts with `n_tokens` tokens in total.
     pub fn n_dispatches(&self, n_tokens: u32, n_texts: u32) -> Result<usize, Error> {
         self.passes.n_dispatches(size_for(n_tokens, n_texts))
     }
 
-    /// Tokens of a text with those around it, cut to `max_tokens`.
+    /// Encodes a text with its special tokens, truncated to `max_tokens`.
     pub fn encode(&self, text: &str) -> Result<Tokens, Error> {
         let Reader { encodings, prefix, suffix, .. } = self.reader()?;
         let inner = encodings.encode(text, EncodeOptions::default())?;
@@ -180,15 +176,15 @@ impl Batcher {
         Ok(tokens)
     }
 
-    /// Whether [`Batcher::encode`] cuts a text.
+    /// Whether [`Batcher::encode`] truncates this text.
     pub fn is_cut(&self, text: &str) -> Result<bool, Error> {
         let Reader { encodings, prefix, suffix, .. } = self.reader()?;
         let inner = encodings.encode(text, EncodeOptions::default())?;
         Ok(inner.len() > self.max_tokens as usize - prefix.len() - suffix.len())
     }
 
-    /// Tokens of two texts with those around them. If they are more than `max_tokens`, the longer text is cut, and both
-    /// where that is not enough.
+    /// Encodes a pair of texts with its special tokens. If it exceeds `max_tokens`, the longer text is truncated
+    /// first, then both.
     pub fn encode_pair(&self, a: &str, b: &str) -> Result<Tokens, Error> {
         let reader = self.reader()?;
         let (encodings, pair) = (&reader.encodings, reader.pair()?);
@@ -204,7 +200,7 @@ impl Batcher {
         Ok(tokens)
     }
 
-    /// Refuses what is no sequence of this model.
+    /// Refuses tokens that are not a valid sequence for this model.
     pub fn check(&self, Tokens { ids, .. }: &Tokens) -> Result<(), Error> {
         let wrong = |field: &str, expected: String, found: String| {
             Err(Error::Tokenizer { field: field.into(), expected, found })
@@ -219,10 +215,10 @@ impl Batcher {
         }
     }
 
-    /// The rows of `n` texts, `[n, width]`, in their order. `progress` is told how many are done, time and again.
+    /// The rows of `n` texts in order, `[n, width]`. Calls `progress` repeatedly with the number of finished texts.
     ///
     /// # Errors
-    /// [`Error::InRecord`] naming the text that `item` has an error for or whose row is not finite; errors of
+    /// [`Error::InRecord`] with the index of a text that fails to encode or has a non-finite row; errors of
     /// [`Device::run`].
     pub async fn rows(
         &self,
@@ -230,8 +226,7 @@ impl Batcher {
         mut item: impl FnMut(usize) -> Result<Item, Error>,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f32>, Error> {
-        /// Batches whose texts are encoded together: the more, the less their lengths differ, and the later the first
-        /// of them begins.
+        /// Batches encoded together. A larger window makes a batch's lengths more alike but delays the first batch.
         const AHEAD: usize = 8;
         let mut rows = vec![0.0; n * self.passes.width() as usize];
         let mut submission = Submission { batcher: self, rows: &mut rows, flights: VecDeque::new(), done: 0, progress };
@@ -258,7 +253,7 @@ impl Batcher {
 
 impl Reader {
     fn new(tokenizer: Tokenizer) -> Result<Reader, Error> {
-        // A text that every vocabulary has a token for, and that no normalizer takes away.
+        // Every vocabulary has a token for this text, and no normalizer removes it.
         let (inner, whole) = (tokenizer.encode("a", false)?, tokenizer.encode("a", true)?);
         let at = whole.windows(inner.len().max(1)).position(|window| window == inner).unwrap_or(0);
         let end = (at + inner.len()).min(whole.len());
@@ -270,14 +265,13 @@ impl Reader {
     fn pair(&self) -> Result<&PairTemplate, Error> {
         self.pair.as_ref().map_err(|reason| Error::Tokenizer {
             field: "post_processor".into(),
-            expected: "a place for each of two texts".into(),
+            expected: "a template for pairs of texts".into(),
             found: reason.clone(),
         })
     }
 }
 
-/// Tokens that are left of two texts where there is room for so many: as if the longer one lost a token time and again,
-/// the first of two of one length.
+/// Lengths after truncating a pair to `room` tokens: repeatedly drops a token of the longer, or else first, text.
 fn fit([a, b]: [usize; 2], room: usize) -> [usize; 2] {
     if a + b <= room {
         return [a, b];
@@ -286,7 +280,7 @@ fn fit([a, b]: [usize; 2], room: usize) -> [usize; 2] {
     if a > b { [room - shorter, shorter] } else { [shorter, room - shorter] }
 }
 
-/// Texts on their way through the device.
+/// Texts being submitted and computed.
 struct Submission<'a> {
     batcher: &'a Batcher,
     /// `[n, width]`.
@@ -297,12 +291,12 @@ struct Submission<'a> {
 }
 
 impl Submission<'_> {
-    /// Submits texts, given with their numbers, batch by batch.
+    /// Submits texts, given with their indices, in batches.
     async fn submit(&mut self, window: Vec<(usize, Tokens)>) -> Result<(), Error> {
         let Batcher { device, max_batch_tokens, in_flight, passes, second, .. } = self.batcher;
         let lengths: Vec<usize> = window.iter().map(|(_, text)| text.ids.len()).collect();
         let is_gpu = device.is_gpu();
-        // The CPU computes a batch when it is submitted.
+        // The CPU computes a batch at submission.
         let in_flight = if is_gpu { *in_flight } else { 1 };
         for batch in batches(&lengths, *max_batch_tokens as usize) {
             if self.flights.len() >= in_flight {
@@ -317,7 +311,7 @@ impl Submission<'_> {
                 Some(second) => match second.passes_for(passes, &encoded) {
                     Some(passes) => passes,
                     None => {
-                        // What is in flight would be measured too.
+                        // Batches in flight would distort the measurement.
                         self.land_all().await?;
                         second.measure(passes, &encoded).await?
                     }
@@ -330,7 +324,7 @@ impl Submission<'_> {
         Ok(())
     }
 
-    /// Waits for the oldest batch.
+    /// Waits for the oldest batch in flight.
     async fn land(&mut self) -> Result<(), Error> {
         let Some((numbers, pending)) = self.flights.pop_front() else { return Ok(()) };
         let words = pending.await?;
@@ -365,7 +359,7 @@ impl Submission<'_> {
     }
 }
 
-/// An option's value, if it is in range.
+/// An option's value if in range.
 fn checked(option: &'static str, value: u32, range: std::ops::RangeInclusive<u32>) -> Result<u32, Error> {
     match range.contains(&value) {
         true => Ok(value),

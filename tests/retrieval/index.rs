@@ -323,7 +323,7 @@ fn bad_vectors_are_refused_by_name() {
     for (storage, largest) in [(Storage::F16, 65504.0), (Storage::Int8, 65504.0 * 127.0)] {
         let mut index = index_of(&device, 2, options(Metric::Dot, storage), &[largest, 0.0]);
         let found = refused(block_on(index.append(&[0.0, 0.0, 1.0, -1.001 * largest])));
-        assert!(found.starts_with("record 1: one of size"), "{found}");
+        assert!(found.starts_with("record 1: one of magnitude"), "{found}");
         let tiny = block_on(index.append(&[1e-30, 0.0])).expect("it becomes zero");
         assert_eq!(
             search(&index, &[1.0, 1.0], 2, None)[0],
@@ -355,7 +355,7 @@ fn a_score_that_is_not_finite_is_an_error() {
         let index =
             index_of(&device, 2, options(Metric::Dot, Storage::F32), &[1.0, 1.0, 2.0, 3e38, 3.0, 3.0, 3e38, 3e38]);
         for queries in [[2e38, 1.0], [-1e30, -1e30]] {
-            assert_eq!(refused(block_on(index.search(&queries, 1, None))), "score of record 1: none");
+            assert_eq!(refused(block_on(index.search(&queries, 1, None))), "score of record 1: NaN or infinite");
         }
         let allowed = Bitset::from_fn(4, |id| id % 2 == 0);
         assert_eq!(ids(&search(&index, &[1e30, 1e30], 2, Some(&allowed))[0]), [2, 0]);

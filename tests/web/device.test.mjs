@@ -229,7 +229,7 @@ test("what is measured is kept and followed, and changes no token", limited, asy
   assert.ok(shaders.includes("matvec.Q8_0.t0") && !shaders.includes("matvec.Q8_0.scalar"), shaders.join(", "));
 
   // What else there is to refuse is in the library's own tests. By default one is seen in a page, whose load takes seconds.
-  const spoils = [[JSON.stringify({ ...tuning, adapter: "another" }), "another"], ["not a tuning", "no JSON"]];
+  const spoils = [[JSON.stringify({ ...tuning, adapter: "another" }), "another"], ["not a tuning", "not JSON"]];
   for (const [spoilt, why] of process.env.TILEWRIGHT_FULL ? spoils : spoils.slice(0, 1)) {
     await page.evaluate(keptTunings, spoilt);
     await page.evaluate(loadStories, { device: "gpu" });

@@ -1,4 +1,4 @@
-//! From vectors to components and gates, on a device.
+//! Computes components and gates from vectors, on a device.
 
 use super::weights::{Gate, Glu, Layer, Projection};
 use crate::device::Device;
@@ -28,7 +28,7 @@ impl Dense {
         Linear { bias: Some(&self.bias), ..Linear::new(&self.w) }.record(rec, x, y)
     }
 
-    /// The layer with a result that lasts no longer than the recording.
+    /// Records the layer with a temporary result.
     fn passed_on(&self, rec: &mut Recorder, x: &Tensor) -> Result<Tensor, Error> {
         let y = rec.temporary("y", &[x.shape()[0], self.w.rows()])?;
         self.record(rec, x, &y)?;
@@ -43,14 +43,14 @@ enum DenseGate {
     Perceptron(Dense, Dense),
 }
 
-/// The part of a mixture that sees queries alone, or items.
+/// The part of a mixture that depends on queries only, or on items only.
 pub(super) struct Encoder {
     glu: Option<(Glu, Dense)>,
     out: Dense,
     gate: DenseGate,
 }
 
-/// What an encoder makes of rows: `[T, components D]`, and `[T, columns]` if it has a gate.
+/// An encoder's outputs: `[T, components D]`, and `[T, columns]` if it has a gate.
 pub(super) struct Encoded {
     pub components: Tensor,
     pub gates: Option<Tensor>,
@@ -71,7 +71,7 @@ impl Encoder {
         Ok(Encoder { glu: hidden.map(|layer| (glu, layer)), out, gate })
     }
 
-    /// Records what it makes of `x`, `[T, numbers of a vector]`.
+    /// Records the encoder on `x`, `[T, dimensions of a vector]`.
     pub fn record(&self, rec: &mut Recorder, x: &Tensor) -> Result<Encoded, Error> {
         let n_rows = x.shape()[0];
         let kept = |w: &Matrix| Tensor::declare("mol.encoded", Role::Activations, &[n_rows, w.rows()], DType::F32);
@@ -107,7 +107,7 @@ impl Encoder {
         Ok(Encoded { components, gates })
     }
 
-    /// Components and gates of rows that come once, one after the other; no gates if there is no such part.
+    /// Encodes rows once. Returns components and gates; gates are empty if the encoder has none.
     pub async fn encode(&self, device: &Device, x: &[f32], n_rows: usize) -> Result<[Vec<f32>; 2], Error> {
         let x = device.upload("x", &[n_rows as u32, (x.len() / n_rows) as u32], x)?;
         let record = || {
@@ -122,7 +122,7 @@ impl Encoder {
 }
 
 impl Encoded {
-    /// Components, and gates or nothing.
+    /// Reads components and gates; gates are empty if there are none.
     pub async fn read(&self, device: &Device) -> Result<[Vec<f32>; 2], Error> {
         let gates = match &self.gates {
             Some(gates) => device.read(gates).await?,
