@@ -825,7 +825,7 @@ fn configurations_that_are_not_supported_are_refused() {
         (json!({ "rope_scaling": { "rope_type": "linear", "factor": 2.0, "ntk": 3 } }), "rope_scaling.ntk"),
         (json!({ "quantization_config": { "quant_method": "gptq" } }), "quantization_config.quant_method"),
     ] {
-        refused(changes, &[name, "not known"]);
+        refused(changes, &[name, "unknown for"]);
     }
     for kind in ["dynamic", "longrope", "su", "mrope", ""] {
         let named = format!("`{kind}`");
