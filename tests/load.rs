@@ -767,7 +767,7 @@ fn an_index_that_does_not_fit_its_shards_is_refused() {
     for name in ["../x.safetensors", "/x.safetensors", "a/b.safetensors", "..", "", "x.bin", "a\\b.safetensors"] {
         let folder = sharded();
         let index = folder.write(INDEX, with_first_in(name));
-        expect_refusal(&device, &folder.0, &index, name, &["no plain *.safetensors name", &first]);
+        expect_refusal(&device, &folder.0, &index, name, &["not a plain *.safetensors name", &first]);
     }
     let folder = sharded();
     folder.write(INDEX, with_first_in(SHARDS[1]));
