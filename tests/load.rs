@@ -1035,7 +1035,7 @@ fn ids_that_say_none_are_none() {
             assert_eq!(logits(&model), want, "{what}");
             model.tokenizer().unwrap_or_else(|error| panic!("{what}: {error}"));
             let notices = device.take_notices();
-            assert!(notices.len() == 1 && notices[0].contains("taken for none"), "{what}: {notices:?}");
+            assert!(notices.len() == 1 && notices[0].contains("ignored"), "{what}: {notices:?}");
         }
     }
     // What is to stand in front of each text has to be there.

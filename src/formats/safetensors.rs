@@ -112,7 +112,8 @@ fn read(header: &[u8], data_offset: u64, file_len: u64) -> Result<Safetensors, E
     let text = str::from_utf8(header)
         .map_err(|error| broken("header", LENGTH_BYTES + error.valid_up_to() as u64, "text in UTF-8", "invalid"))?;
     if !text.starts_with('{') {
-        return Err(broken("header", LENGTH_BYTES, "a JSON object that starts with `{`", "another value"));
+        let found = format!("{:?}", text.chars().next().unwrap_or_default());
+        return Err(broken("header", LENGTH_BYTES, "a JSON object that starts with `{`", found));
     }
     let mut contents = Header::default();
     read_json(text, &mut contents).map_err(|error| {

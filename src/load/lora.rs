@@ -441,7 +441,7 @@ fn pattern(json: &ConfigJson, key: &str) -> Result<Vec<(String, f32)>, Error> {
     let values = match json.get(key)? {
         None => return Ok(Vec::new()),
         Some(serde_json::Value::Object(values)) => values,
-        Some(_) => return Err(wrong(key, "an object".into(), "of another type".into())),
+        Some(other) => return Err(wrong(key, "an object".into(), other.to_string())),
     };
     let entry = |(module, value): (&String, &serde_json::Value)| {
         let field = format!("{key}.{}", module.escape_debug());
