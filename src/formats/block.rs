@@ -61,11 +61,11 @@ block_types! {
     Q5_1, Some(7), false, 32, 24, "5-bit quants, f16 scale and min for 32.";
     Q8_0, Some(8), false, 32, 34, "8-bit quants, one f16 scale for 32.";
     Q8_1, Some(9), false, 32, 36, "8-bit quants, f16 scale and sum for 32; an activation format.";
-    Q2_K, Some(10), false, 256, 84, "2-bit quants, 4-bit scales and mins for each 16 of 256.";
-    Q3_K, Some(11), false, 256, 110, "3-bit quants, 6-bit scales for each 16 of 256.";
-    Q4_K, Some(12), false, 256, 144, "4-bit quants, 6-bit scales and mins for each 32 of 256.";
-    Q5_K, Some(13), false, 256, 176, "5-bit quants, 6-bit scales and mins for each 32 of 256.";
-    Q6_K, Some(14), false, 256, 210, "6-bit quants, 8-bit scales for each 16 of 256.";
+    Q2_K, Some(10), false, 256, 84, "2-bit quants, 4-bit scales and mins per 16 of 256.";
+    Q3_K, Some(11), false, 256, 110, "3-bit quants, 6-bit scales per 16 of 256.";
+    Q4_K, Some(12), false, 256, 144, "4-bit quants, 6-bit scales and mins per 32 of 256.";
+    Q5_K, Some(13), false, 256, 176, "5-bit quants, 6-bit scales and mins per 32 of 256.";
+    Q6_K, Some(14), false, 256, 210, "6-bit quants, 8-bit scales per 16 of 256.";
     Q8_K, Some(15), false, 256, 292, "8-bit quants, one f32 scale for 256; an activation format.";
     IQ2_XXS, Some(16), false, 256, 66, "2.06 bits a weight, from a codebook.";
     IQ2_XS, Some(17), false, 256, 74, "2.31 bits a weight, from a codebook.";
@@ -74,7 +74,7 @@ block_types! {
     IQ4_NL, Some(20), false, 32, 18, "4-bit index into 16 uneven levels, one f16 scale for 32.";
     IQ3_S, Some(21), false, 256, 110, "3.44 bits a weight, from a codebook.";
     IQ2_S, Some(22), false, 256, 82, "2.56 bits a weight, from a codebook.";
-    IQ4_XS, Some(23), false, 256, 136, "The levels of `IQ4_NL`, 6-bit scales for each 32 of 256.";
+    IQ4_XS, Some(23), false, 256, 136, "The levels of `IQ4_NL`, 6-bit scales per 32 of 256.";
     I8, Some(24), true, 1, 1, "8-bit signed integer.";
     I16, Some(25), true, 1, 2, "16-bit signed integer.";
     I32, Some(26), true, 1, 4, "32-bit signed integer.";
@@ -85,7 +85,7 @@ block_types! {
     TQ1_0, Some(34), false, 256, 54, "Ternary, five weights in a byte.";
     TQ2_0, Some(35), false, 256, 66, "Ternary, four weights in a byte.";
     MXFP4, Some(39), false, 32, 17, "4-bit floats, one power of two for 32 (OCP microscaling).";
-    NVFP4, Some(40), false, 64, 36, "4-bit floats, an 8-bit float scale for each 16 of 64.";
+    NVFP4, Some(40), false, 64, 36, "4-bit floats, an 8-bit float scale per 16 of 64.";
     Q1_0, Some(41), false, 128, 18, "Signs, one f16 scale for 128.";
     Q2_0, Some(42), false, 64, 18, "2-bit quants, one f16 scale for 64.";
     BOOL, None, true, 1, 1, "A byte, 0 or 1.";

@@ -269,7 +269,7 @@ impl Drop for Output {
 enum Order {
     /// Unchanged.
     Same,
-    /// In each head of so many rows, interleaves the halves: rows i and i + half become neighbours.
+    /// In each head of this many rows, interleaves the halves: rows i and i + half become neighbours.
     Pairs(usize),
 }
 

@@ -42,7 +42,7 @@ impl FileBytes {
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) type WeightFiles = std::sync::Arc<Vec<FileBytes>>;
 
-/// Reads at most so many bytes of a file, by the loader's number for it, from an offset.
+/// Reads part of a file: its number in the loader, an offset, and the maximum length.
 #[cfg(target_arch = "wasm32")]
 pub(crate) type ReadFile =
     std::rc::Rc<dyn Fn(usize, u64, u64) -> Pin<Box<dyn Future<Output = Result<Vec<u8>, Error>>>>>;

@@ -52,7 +52,7 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
             let name = architecture.usual_name(&tensor.name);
             if catalog.find(&name).is_some() {
                 let name = tensor.name.escape_debug().to_string();
-                return Err(wrong(&name, "unique".into(), "a duplicate".into()));
+                return Err(wrong(&name, "a unique tensor".into(), "a duplicate".into()));
             }
             let stored = (architecture.gguf_stored)(&name, n_heads);
             catalog.insert(name, file, tensor.clone(), stored);

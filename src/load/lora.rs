@@ -338,8 +338,8 @@ fn pairs(
         let found = factor(&tensor.name).filter(|(of, _)| !of.to_ascii_lowercase().contains("lora_"));
         let Some((of, is_b)) = found else {
             let [a, b] = ends;
-            let expected = format!("a LoRA factor, a tensor whose name ends in `{a}` or `{b}`");
-            return Err(wrong(&tensor.name, expected, "another tensor".into()));
+            let expected = format!("a name ending in `{a}` or `{b}`");
+            return Err(wrong(&tensor.name, expected, "not a LoRA factor".into()));
         };
         check_type(format, tensor)?;
         halves.entry(of).or_default()[usize::from(is_b)] = Some(tensor);

@@ -119,7 +119,7 @@ fn is_punctuation(c: char) -> bool {
     c.is_ascii_punctuation() || c.general_category_group() == Group::Punctuation
 }
 
-/// The CJK blocks, each of whose characters is a word. The original has the gap from U+2B820 to U+2B91F, too.
+/// The CJK blocks, in which each character is a word. The original has the gap from U+2B820 to U+2B91F, too.
 fn is_chinese(c: char) -> bool {
     matches!(u32::from(c),
         0x3400..=0x4DBF | 0x4E00..=0x9FFF | 0xF900..=0xFAFF | 0x20000..=0x2A6DF | 0x2A700..=0x2B73F
