@@ -211,7 +211,7 @@ impl Hub {
             return Err(Error::Option { option: "HF_ENDPOINT", expected, found: endpoint });
         }
         if token.as_ref().is_some_and(|token| !token.trim().bytes().all(|byte| byte.is_ascii_graphic())) {
-            let (expected, found) = ("printable ASCII characters".into(), "with other characters".into());
+            let (expected, found) = ("printable ASCII characters".into(), "a text with other characters".into());
             return Err(Error::Option { option: "HF_TOKEN", expected, found });
         }
         Ok(Hub { client: Client::new(&endpoint, token), cache, is_offline, sleep: Box::new(std::thread::sleep) })

@@ -105,7 +105,7 @@ impl ChatSource {
 
     fn set(&mut self, name: &str, template: &str) {
         self.templates.retain(|(other, _)| other != name);
-        // Removes a byte order mark, from a file's beginning.
+        // A template from a file may begin with a byte order mark.
         let template = template.strip_prefix(crate::formats::text::MARK).unwrap_or(template);
         self.templates.push((name.to_owned(), template.to_owned()));
     }

@@ -252,8 +252,7 @@ fn slots_bytes<'a>(layers: impl Iterator<Item = &'a Vec<u64>>) -> u64 {
 }
 
 /// Number of layers on each device before the model's own: on the CPU those beyond `gpu_layers`, then those of
-/// `others` (name, count). `are_apart`: whether the layers from one on read only the previous layer's output of those
-/// before it.
+/// `others` (name, count). `are_apart(l)`: whether the layers from `l` on depend on earlier ones only by their input.
 ///
 /// # Errors
 /// [`Error::Option`] if the model's own device or another one has no layer, or layers are not apart.

@@ -36,8 +36,8 @@ const ENDS: [&str; 22] = [
 /// Ends a message but not the answer, in vocabularies that have both tokens of a pair: gpt-oss and Solar Open.
 const MESSAGE_END: (&str, [[&str; 2]; 2]) = ("<|end|>", [["<|return|>", "<|call|>"], ["<|calls|>", "<|flush|>"]]);
 
-/// Control tokens of Gemma 4. Its files set no BOS because its chat template writes one, but the model produces
-/// nonsense without (ggml-org/llama.cpp#21500).
+/// Control tokens of Gemma 4. Its files disable adding BOS because its chat template writes one, but the model
+/// produces nonsense without (ggml-org/llama.cpp#21500).
 const NEEDS_BOS: [&str; 3] = ["<bos>", "<|turn>", "<turn|>"];
 
 /// The end-of-answer tokens without duplicates: those that the file names, in order, then those identified by text.

@@ -33,7 +33,7 @@ pub(super) const LLAMA: Architecture = Architecture {
 
 pub(super) const MISTRAL3: Architecture = Architecture { gguf: "mistral3", json: &["ministral3"], ..LLAMA };
 
-/// A mixture of experts (Jiang et al. 2024, arXiv:2401.04088). Its GGUF files are named `llama`, hence no GGUF name.
+/// A mixture of experts (Jiang et al. 2024, arXiv:2401.04088). Its GGUF files say `llama`, hence no GGUF name.
 pub(super) const MIXTRAL: Architecture = Architecture {
     gguf: "",
     json: &["mixtral"],

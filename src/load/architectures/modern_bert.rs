@@ -36,7 +36,7 @@ pub(super) const MODERN_BERT: Architecture = Architecture {
         config.ropes[0].theta = theta.into();
         let local_rope = add_local_rope(keys, config, 10_000.0)?;
 
-        // The window covers both sides, in all but every third layer.
+        // The window spans both sides, in all but the first of every three layers.
         let key = Key("attention.sliding_window", "local_attention");
         let window = keys.u32(key)?;
         if window == Some(0) && !keys.is_gguf() {

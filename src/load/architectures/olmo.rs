@@ -29,7 +29,7 @@ pub(super) const OLMO2: Architecture = Architecture {
     ..LLAMA
 };
 
-/// Its GGUF files are named `olmo2`, hence no GGUF name.
+/// Its GGUF files say `olmo2`, hence no GGUF name.
 pub(super) const OLMO3: Architecture = Architecture { gguf: "", json: &["olmo3"], ..OLMO2 };
 
 /// Experts weighted by unnormalised scores (Muennighoff et al. 2024, arXiv:2409.02060), and pre-norms.
