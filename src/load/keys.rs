@@ -55,7 +55,7 @@ impl<'a> Keys<'a> {
         matches!(self.source, Source::Gguf(..))
     }
 
-    /// The key's name in this format: in a `config.json` the first that is present, else the first with a parent object.
+    /// The key's name in this format: in a `config.json` the first present one, else the first with a parent object.
     pub fn name(&self, key: Key) -> String {
         let Source::Json(json) = self.source else { return format!("{}.{}", self.architecture, key.0) };
         let is_there = |name: &str| json.get(name).is_ok_and(|value| value.is_some());

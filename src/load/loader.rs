@@ -74,8 +74,8 @@ impl<T> Loader<T> {
     /// Pushes bytes at the wanted offset, any number. Waits for the device if too many uploads are pending.
     ///
     /// # Errors
-    /// [`Error::InFile`] naming the file and its invalid part, [`Error::Memory`] above the limit, [`Error::Unsupported`] for
-    /// another kind of model, errors of [`Device::write`]. The loader is then unusable.
+    /// [`Error::InFile`] naming the file and its invalid part, [`Error::Memory`] above the limit,
+    /// [`Error::Unsupported`] for another kind of model, errors of [`Device::write`]. The loader is then unusable.
     pub async fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
         /// Bytes of weights between checks of pending uploads; unsupported types may expand sixteenfold.
         const PIECE: usize = 1 << 20;
