@@ -781,7 +781,7 @@ fn bench_measures_a_text_encoder() {
     fails(&["bench", "embed", model, "--texts", empty.to_str().unwrap()], 2, &["texts", "a text on a line"]);
     fails(&["bench", "embed", model, "--texts", "/no/such.txt"], 1, &["/no/such.txt"]);
     fails(&["bench", "embed", "/no/such/encoder", "--device", "cpu"], 1, &["/no/such/encoder"]);
-    fails(&["bench", "embed", BUILTIN, "--device", "cpu"], 1, &["a model that continues texts"]);
+    fails(&["bench", "embed", BUILTIN, "--device", "cpu"], 1, &["a decoder"]);
 }
 
 #[test]

@@ -383,7 +383,7 @@ fn without_a_network_the_cache_has_to_do() {
         let mut notices = Vec::new();
         let on_event = &mut |event: Event<'_>| notices.push(format!("{event:?}"));
         assert_eq!(nowhere.fetch(&address(text), on_event).unwrap(), path, "{text}");
-        assert!(notices.len() == 1 && notices[0].contains("the copy in the cache is used"), "{notices:?}");
+        assert!(notices.len() == 1 && notices[0].contains("using the cached copy"), "{notices:?}");
     }
     assert!(server.take_requests().is_empty());
     // A hub that is overrun is no reason not to use what is there, and one that says no is.

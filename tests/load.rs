@@ -767,7 +767,7 @@ fn an_index_that_does_not_fit_its_shards_is_refused() {
     for name in ["../x.safetensors", "/x.safetensors", "a/b.safetensors", "..", "", "x.bin", "a\\b.safetensors"] {
         let folder = sharded();
         let index = folder.write(INDEX, with_first_in(name));
-        expect_refusal(&device, &folder.0, &index, name, &["no plain *.safetensors name", &first]);
+        expect_refusal(&device, &folder.0, &index, name, &["not a plain *.safetensors name", &first]);
     }
     let folder = sharded();
     folder.write(INDEX, with_first_in(SHARDS[1]));
@@ -825,7 +825,7 @@ fn configurations_that_are_not_supported_are_refused() {
         (json!({ "rope_scaling": { "rope_type": "linear", "factor": 2.0, "ntk": 3 } }), "rope_scaling.ntk"),
         (json!({ "quantization_config": { "quant_method": "gptq" } }), "quantization_config.quant_method"),
     ] {
-        refused(changes, &[name, "not known"]);
+        refused(changes, &[name, "unknown for"]);
     }
     for kind in ["dynamic", "longrope", "su", "mrope", ""] {
         let named = format!("`{kind}`");
@@ -1035,7 +1035,7 @@ fn ids_that_say_none_are_none() {
             assert_eq!(logits(&model), want, "{what}");
             model.tokenizer().unwrap_or_else(|error| panic!("{what}: {error}"));
             let notices = device.take_notices();
-            assert!(notices.len() == 1 && notices[0].contains("taken for none"), "{what}: {notices:?}");
+            assert!(notices.len() == 1 && notices[0].contains("ignored"), "{what}: {notices:?}");
         }
     }
     // What is to stand in front of each text has to be there.

@@ -720,9 +720,9 @@ fn hostile_adapters_are_refused_by_name() {
         // LoraFactors of factors, and the same matrix under two names.
         ("lora_A.lora_A", with_file(twice(&format!("{Q}.lora_A")))),
         ("lora_B.weight.lora_", with_file(twice(&format!("{Q}.lora_B.weight")))),
-        ("a second time", with_file(twice("base_model.model.layers.1.self_attn.q_proj"))),
-        ("q_proj.lora_A.weight is alone", with_file(file(&|tensors| drop(tensors.remove(&q_b))))),
-        ("q_proj.lora_B.weight is alone", with_file(file(&|tensors| drop(tensors.remove(&q_a))))),
+        ("a duplicate", with_file(twice("base_model.model.layers.1.self_attn.q_proj"))),
+        ("q_proj.lora_A.weight is without its pair", with_file(file(&|tensors| drop(tensors.remove(&q_b))))),
+        ("q_proj.lora_B.weight is without its pair", with_file(file(&|tensors| drop(tensors.remove(&q_a))))),
         (
             "lora_magnitude_vector",
             with_file(file(&|tensors| {

@@ -949,7 +949,7 @@ fn bpe_over_characters_keeps_special_names_as_text() {
     file["model"]["vocab"]["s>"] = json!(1025);
     file["model"]["merges"].as_array_mut().unwrap().push(json!(["<", "s>"]));
     let message = load(&file).unwrap_err().to_string();
-    assert!(message.contains("tokens that are text (\"<s>\" is not)"), "{message}");
+    assert!(message.contains("text tokens (\"<s>\" is not)"), "{message}");
 }
 
 #[cfg(feature = "tokenizer-json")]
@@ -966,7 +966,7 @@ fn foreign_pipelines_keep_special_names_as_text() {
     assert_eq!(tokenizer.decode(&[2, 2], false).unwrap(), "a a");
     assert_eq!(tokenizer.encode_with("a </s>", PARSE_SPECIAL).unwrap(), [2, 1]);
     let message = tokenizer.encode("a </s>", false).unwrap_err().to_string();
-    assert_eq!(message, "tokenizer: text is the name of token 1, expected text that is no control token");
+    assert_eq!(message, "tokenizer: text is the name of token 1, expected text that is not a control token");
 }
 
 #[test]
@@ -1159,7 +1159,7 @@ fn broken_vocabularies_are_refused_by_field() {
         ("scores is 5", spm_fault(|vocab| vocab.scores.truncate(5))),
         ("scores is 0", spm_fault(|vocab| vocab.scores.clear())),
         ("token_types is 7", spm_fault(|vocab| vocab.token_types.push(TokenType::Normal))),
-        ("tokens[5] is \"a\", which is token 4", spm_fault(|vocab| vocab.tokens[5] = "a".into())),
+        ("tokens[5] is \"a\", a duplicate of token 4", spm_fault(|vocab| vocab.tokens[5] = "a".into())),
         ("bos_id is 6", spm_fault(|vocab| (vocab.bos_id, vocab.add_bos) = (Some(6), Some(true)))),
         ("eos_id is 6", spm_fault(|vocab| vocab.eos_id = Some(6))),
         ("scores[4] is NaN", spm_fault(|vocab| vocab.scores[4] = f32::NAN)),

@@ -1,4 +1,4 @@
-//! Which files of a repository make the model that an address names.
+//! Selects the files of a repository that an address names.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use super::address::Address;
 use super::digest::Digest;
 use crate::error::HubError;
 
-/// The quantisation of an address that names none: the first of these that is there. Small before exact, but nothing that
-/// loses more than a hundredth of a model's quality; then what a few repositories have alone.
+/// Default quantisations, in order of preference: small ones first, but none that loses more than 1 % of a model's
+/// quality; then those that only a few repositories have.
 const USUAL: [&str; 16] = [
     "Q4_K_M",
     "Q4_K_S",
@@ -31,13 +31,13 @@ const USUAL: [&str; 16] = [
 /// A file of a repository.
 #[derive(Clone, Debug)]
 pub(super) struct File {
-    /// Path in the repository, with `/`.
+    /// Path in the repository with `/`.
     pub path: String,
     pub size: Option<u64>,
     pub digest: Option<Digest>,
 }
 
-/// What makes a model.
+/// A model's files.
 #[derive(Debug)]
 pub(super) enum Choice {
     Gguf(GgufModel),
@@ -45,7 +45,7 @@ pub(super) enum Choice {
 }
 
 impl Choice {
-    /// Where the model is in a snapshot: its file, the first of its shards, or its folder.
+    /// The model's path in a snapshot: its file, its first shard, or its folder.
     pub fn place(&self, snapshot: &Path) -> PathBuf {
         match self {
             Choice::Gguf(model) => snapshot.join(&model.first.path),
@@ -58,13 +58,13 @@ impl Choice {
 /// A folder with `config.json` and safetensors.
 #[derive(Debug)]
 pub(super) struct Folder {
-    /// Its path with a `/` at the end; empty for the repository itself.
+    /// Path with a trailing `/`; empty for the repository's root.
     pub prefix: String,
     /// Configuration, tokenizer and templates.
     pub texts: Vec<File>,
-    /// What lists the shards, where there are several.
+    /// The shard index, if sharded.
     pub index: Option<File>,
-    /// All safetensors files that lie in it.
+    /// All its safetensors files.
     weights: Vec<File>,
 }
 
@@ -74,7 +74,7 @@ impl Folder {
         [self.texts, self.weights, Vec::from_iter(self.index)].concat()
     }
 
-    /// The weight files: those that an index names, or the one of a folder without an index.
+    /// The weight files: the index's shards, or the only file of a folder without an index.
     pub fn weights(&self, shards: Option<&[String]>, address: &Address) -> Result<Vec<File>, HubError> {
         let single = [SINGLE.to_owned()];
         let find = |name: &String| {
@@ -89,13 +89,13 @@ impl Folder {
     }
 }
 
-/// The weights of a folder whose weights are in one file.
+/// The weight file of an unsharded folder.
 const SINGLE: &str = "model.safetensors";
 
-/// A model in GGUF files: one, or all shards of one.
+/// A model in a GGUF file or its shards.
 #[derive(Debug)]
 pub(super) struct GgufModel {
-    /// Its quantisation, if the file's name has it.
+    /// Quantisation in the file name, if any.
     pub quant: Option<String>,
     pub first: File,
     /// The other shards, in order.
@@ -109,10 +109,10 @@ impl GgufModel {
     }
 }
 
-/// Chooses the files that an address names.
+/// Selects the files that an address names.
 ///
 /// # Errors
-/// [`HubError::Choice`] if none or several would do.
+/// [`HubError::Choice`] if none or several match.
 pub(super) fn choose(files: &[File], address: &Address) -> Result<Choice, HubError> {
     let root = match &address.path {
         Some(path) if files.iter().any(|file| file.path == *path) => return choose_file(files, path, address),
@@ -139,7 +139,7 @@ pub(super) fn choose(files: &[File], address: &Address) -> Result<Choice, HubErr
     }
 }
 
-/// The file that was named: with all other shards if it is one.
+/// The named file with its other shards.
 fn choose_file(files: &[File], path: &str, address: &Address) -> Result<Choice, HubError> {
     let wrong = |wanted: String| HubError::Choice { address: address.to_string(), wanted, available: paths(files) };
     if let Some(quant) = &address.quant {
@@ -148,7 +148,7 @@ fn choose_file(files: &[File], path: &str, address: &Address) -> Result<Choice, 
     if !is_gguf(path) {
         return Err(wrong(format!("{path} is no GGUF file")));
     }
-    // Also one that is no model by its name.
+    // Includes files whose names do not look like models.
     let same: Vec<File> = files.iter().filter(|file| stem(&file.path).0 == stem(path).0).cloned().collect();
     let model = group(&same).into_iter().find(|model| model.files().iter().any(|file| file.path == path));
     model.map(Choice::Gguf).ok_or_else(|| wrong(format!("shards of {path} are missing")))
@@ -181,7 +181,7 @@ fn choose_gguf(mut models: Vec<GgufModel>, address: &Address) -> Result<GgufMode
     Err(HubError::Choice { address: address.to_string(), wanted, available: shown.into_iter().map(show).collect() })
 }
 
-/// The models that are there in whole GGUF files, by path. Projectors of pictures and importance matrices are none.
+/// Complete GGUF models by path. Excludes vision projectors and importance matrices.
 pub(super) fn gguf_models(files: &[File]) -> Vec<GgufModel> {
     let is_model = |file: &&File| {
         let name = file.path.rsplit('/').next().unwrap_or_default().to_lowercase();
@@ -190,7 +190,7 @@ pub(super) fn gguf_models(files: &[File]) -> Vec<GgufModel> {
     group(&files.iter().filter(is_model).cloned().collect::<Vec<_>>())
 }
 
-/// Puts shards together; those of a file that is not all there are left out.
+/// Groups shards and skips incomplete groups.
 fn group(files: &[File]) -> Vec<GgufModel> {
     let mut groups: BTreeMap<(String, u32), BTreeMap<u32, File>> = BTreeMap::new();
     for file in files.iter().filter(|file| is_gguf(&file.path)) {
@@ -207,7 +207,7 @@ fn group(files: &[File]) -> Vec<GgufModel> {
     whole.filter_map(model).collect()
 }
 
-/// The folder at `root`, if it holds a model.
+/// The model folder at `root`, if it is one.
 pub(super) fn folder(files: &[File], root: &str) -> Option<Folder> {
     let find = |name: &str| files.iter().find(|file| file.path.strip_prefix(root) == Some(name)).cloned();
     find(crate::load::CONFIG)?;
@@ -230,13 +230,13 @@ fn is_gguf(path: &str) -> bool {
     path.len() > 5 && path.get(path.len() - 5..).is_some_and(|end| end.eq_ignore_ascii_case(".gguf"))
 }
 
-/// A GGUF file's path without its end, and which shard of how many it is.
+/// A GGUF file's path without its extension, its shard number and the number of shards.
 fn stem(path: &str) -> (&str, [u32; 2]) {
     let stem = crate::load::stem(path);
     crate::load::numbered(stem).unwrap_or((stem, [1, 1]))
 }
 
-/// The quantisation that a file's name says: the last part of it that is one.
+/// The quantisation in a file name: the last matching part.
 fn quant(stem: &str) -> Option<String> {
     let name = stem.rsplit('/').next().unwrap_or_default();
     let parts: Vec<&str> = name.split(['-', '.']).collect();
@@ -259,7 +259,7 @@ fn is_quant(part: &str) -> bool {
         || part.starts_with("NVFP4")
 }
 
-/// One spelling for each quantisation.
+/// Canonical spelling of a quantisation.
 fn normal(quant: &str) -> String {
     match quant.to_ascii_uppercase().as_str() {
         "FP16" => "F16".into(),
@@ -312,7 +312,7 @@ mod tests {
         let unknown = chosen(&files, "hf:a/b:Q5_K_M").unwrap_err();
         assert_eq!(unknown, "hf:a/b:Q5_K_M: no Q5_K_M; there are F16, Q4_K_M, Q8_0");
         assert_eq!(chosen(&["only.gguf"], "hf:a/b").unwrap(), ["only.gguf"]);
-        // The plain form before the one that is quantised layer by layer.
+        // The plain form precedes the dynamic quantisation.
         let both = ["m-UD-Q4_K_M.gguf", "m-Q4_K_M.gguf"];
         assert_eq!(chosen(&both, "hf:a/b:Q4_K_M").unwrap(), ["m-Q4_K_M.gguf"]);
         assert_eq!(chosen(&both, "hf:a/b:ud-q4_k_m").unwrap(), ["m-UD-Q4_K_M.gguf"]);

@@ -1,4 +1,4 @@
-//! One file: its content, part by part, until all of it is there and is what it should be.
+//! Downloads a file piece by piece and checks its digest.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -11,17 +11,14 @@ use crate::error::{Error, HubError};
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// A file that is wanted.
+/// A file to download.
 pub(super) struct Wanted<'a> {
-    /// Where it is.
     pub url: String,
-    /// Its size in bytes.
     pub size: u64,
-    /// What its content adds up to.
     pub digest: &'a Digest,
 }
 
-/// What is there of a file.
+/// A partial file.
 struct Part {
     path: PathBuf,
     file: File,
@@ -30,7 +27,7 @@ struct Part {
 }
 
 impl Part {
-    /// Opens what an earlier run left, or an empty file.
+    /// Opens the partial file of an earlier run, or an empty one.
     fn open(path: PathBuf, wanted: &Wanted<'_>) -> Result<Part, Error> {
         let io = |source| Error::Io { path: path.clone(), source };
         if let Some(folder) = path.parent() {
@@ -48,7 +45,7 @@ impl Part {
             let room = buffer.len().min(usize::try_from(left).unwrap_or(buffer.len()));
             let n = file.read(&mut buffer[..room]).map_err(io)?;
             if n == 0 {
-                break; // someone made it shorter meanwhile
+                break; // another program truncated it
             }
             sum.add(&buffer[..n]);
             left -= n as u64;
@@ -56,7 +53,7 @@ impl Part {
         Ok(Part { path, file, size: size - left, sum })
     }
 
-    /// Begins anew.
+    /// Starts over.
     fn clear(&mut self, wanted: &Wanted<'_>) -> Result<(), Error> {
         let cleared = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
         cleared.map_err(|source| Error::Io { path: self.path.clone(), source })?;
@@ -79,11 +76,11 @@ impl Part {
     }
 }
 
-/// Downloads a file to `blob`, going on from what an earlier run left beside it. It is there only when all of it has come and
-/// has the right digest. `on_size` hears how many bytes of it are there.
+/// Downloads a file to `blob`, continuing an earlier run's partial file. `blob` appears only once complete, with the
+/// right digest. `on_size` receives the bytes so far.
 ///
 /// # Errors
-/// Any of [`HubError`] that is about files; [`Error::Io`] if it cannot be written.
+/// [`HubError`] for files; [`Error::Io`] if it cannot be written.
 pub(super) fn download(
     client: &Client,
     wanted: &Wanted<'_>,
@@ -97,12 +94,12 @@ pub(super) fn download(
     let completed = complete(client, wanted, &mut part, patience, on_size);
     let Part { path, file, size, .. } = part;
     let io = |source| Error::Io { path: blob.into(), source };
-    // The name must not be on the disk before the content is.
+    // Sync before renaming, so that the name never precedes the content.
     let synced = completed.and_then(|()| file.sync_all().map_err(io));
-    // Not every system renames or removes an open file.
+    // Some systems cannot rename or remove an open file.
     drop(file);
     if synced.is_err() && size == 0 {
-        // Nothing of it is worth a later try; whoever cannot remove it leaves no harm.
+        // An empty file is useless for a later attempt; failing to remove it is harmless.
         let _ = fs::remove_file(&path);
     }
     synced?;
@@ -112,7 +109,7 @@ pub(super) fn download(
     Ok(())
 }
 
-/// Asks until all of a file has come and has the right digest.
+/// Requests until the file is complete with the right digest.
 fn complete(
     client: &Client,
     wanted: &Wanted<'_>,
@@ -120,7 +117,7 @@ fn complete(
     patience: &mut Patience<'_>,
     on_size: &mut dyn FnMut(u64),
 ) -> Result<(), Error> {
-    // What an earlier run left may be another program's, and wrong; what comes now is the server's word.
+    // A partial file may be wrong, so a mismatch is an error only for a full download.
     let mut is_inherited = part.size > 0;
     loop {
         on_size(part.size);
@@ -150,7 +147,7 @@ fn complete(
     }
 }
 
-/// Asks for what is missing of a file and adds it.
+/// Requests and appends the missing bytes.
 fn receive(client: &Client, wanted: &Wanted<'_>, part: &mut Part, on_size: &mut dyn FnMut(u64)) -> Result<(), Error> {
     if part.size == wanted.size {
         return Ok(());
@@ -184,7 +181,7 @@ fn receive(client: &Client, wanted: &Wanted<'_>, part: &mut Part, on_size: &mut 
         let broken = |message: String| HubError::Connection { url: url.clone(), message };
         let n = match reader.read(&mut buffer) {
             Ok(0) => {
-                let message = format!("the answer ends after {} of {} bytes", part.size, wanted.size);
+                let message = format!("the response ends after {} of {} bytes", part.size, wanted.size);
                 return Err(broken(message).into());
             }
             Ok(n) => n,

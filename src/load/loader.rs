@@ -1,4 +1,4 @@
-//! Loading from bytes that arrive piece by piece, as they do over a network.
+//! Loads models incrementally from arriving bytes, as over a network.
 
 use super::catalog::Wanted;
 use super::{Feed, FileName, Head, HeaderReader, ModelHeader};
@@ -6,21 +6,21 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::platform::MaybeSend;
 
-/// Feeds a model's files into a device while they arrive; no more of them is kept than headers and a row. `T` is a
-/// [`Model`](crate::Model), an [`Embedder`](crate::Embedder) or a [`Reranker`](crate::Reranker), each of which makes its own
-/// with `loader`.
+/// Uploads a model's files to a device as their bytes arrive, buffering only headers and one row. `T` is a
+/// [`Model`](crate::Model), an [`Embedder`](crate::Embedder) or a [`Reranker`](crate::Reranker); each creates its
+/// loader with `loader`.
 ///
-/// The files are one GGUF file, all shards of one in order, or those of a Hugging Face folder. Ask [`Loader::wanted`] and
-/// push those bytes until it gives `None`, then call `finish`.
+/// The files are one GGUF file, all shards of one in order, or a Hugging Face folder's. Push the bytes that
+/// [`Loader::wanted`] asks for until it returns `None`, then call `finish`.
 pub struct Loader<T> {
     pub(crate) device: Device,
     files: Vec<FileName>,
     stage: Stage<T>,
-    /// Bytes that went to the device since it was last waited for.
+    /// Bytes uploaded since the last wait for the device.
     in_flight_bytes: u64,
 }
 
-/// From what the files say, and the numbers of those with weights, to what waits for its weights.
+/// Declares the model from its header and the numbers of its weight files.
 #[cfg(not(target_arch = "wasm32"))]
 type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, Feed), Error> + Send>;
 #[cfg(target_arch = "wasm32")]
@@ -29,7 +29,7 @@ type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, F
 enum Stage<T> {
     Header(Box<HeaderReader>, Declare<T>),
     Weights(Box<Weights<T>>),
-    /// An error ended it.
+    /// Terminal state after an error.
     Failed,
 }
 
@@ -40,7 +40,7 @@ struct Weights<T> {
 }
 
 impl<T> Loader<T> {
-    /// A loader of these files, of which `declare` makes what is loaded once their headers are there.
+    /// A loader of these files; `declare` creates the model after their headers are read.
     ///
     /// # Errors
     /// [`Error::Config`] if there are no files.
@@ -53,16 +53,16 @@ impl<T> Loader<T> {
         Ok(Loader { device: device.clone(), files, stage, in_flight_bytes: 0 })
     }
 
-    /// Says what the folder of the files is called, before the first bytes are pushed: a model of a Hugging Face folder has
-    /// its name from there, and is called `model` otherwise.
+    /// Sets the folder's name, which becomes the name of a Hugging Face model (default `model`). Call it before the
+    /// first push.
     pub fn set_folder(&mut self, name: &str) {
         if let Stage::Header(reader, _) = &mut self.stage {
             reader.set_folder(name);
         }
     }
 
-    /// The number of the file whose bytes are wanted next, and from which offset on. Offsets of one file grow, except
-    /// that reading goes back once, from the headers of several files to their weights.
+    /// Number and offset of the next bytes wanted. Offsets within a file grow, except for one step back from the
+    /// headers of several files to their weights.
     pub fn wanted(&self) -> Option<(usize, u64)> {
         match &self.stage {
             Stage::Header(reader, _) => reader.wanted(),
@@ -71,13 +71,13 @@ impl<T> Loader<T> {
         }
     }
 
-    /// Takes bytes from the wanted offset on, as many as are there. Waits for the device where too much would pile up.
+    /// Pushes bytes at the wanted offset, any number. Waits for the device if too many uploads are pending.
     ///
     /// # Errors
-    /// [`Error::InFile`] naming the file and what is wrong in it, [`Error::Memory`] if the model exceeds the limit,
-    /// [`Error::Unsupported`] if it is of another kind, errors of [`Device::write`]. The loader is of no use then.
+    /// [`Error::InFile`] naming the file and its invalid part, [`Error::Memory`] above the limit,
+    /// [`Error::Unsupported`] for another kind of model, errors of [`Device::write`]. The loader is then unusable.
     pub async fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        /// Bytes of weights between two looks at what is in flight; types that no kernel reads become sixteen times as many.
+        /// Bytes of weights between checks of pending uploads; unsupported types may expand sixteenfold.
         const PIECE: usize = 1 << 20;
         let wanted = match &self.stage {
             Stage::Weights(weights) => weights.feed.wanted(),
@@ -97,9 +97,9 @@ impl<T> Loader<T> {
         Ok(())
     }
 
-    /// Waits for the device where too much is on its way there.
+    /// Waits for the device if too many uploads are pending.
     async fn settle(&mut self) -> Result<(), Error> {
-        /// Bytes that may be on their way to the device.
+        /// Limit of pending uploads in bytes.
         const MAX_IN_FLIGHT: u64 = 32 << 20;
         if let Stage::Weights(weights) = &mut self.stage {
             self.in_flight_bytes += weights.feed.take_uploaded();
@@ -112,10 +112,10 @@ impl<T> Loader<T> {
         Ok(())
     }
 
-    /// The wanted file has no more bytes.
+    /// Marks the end of the wanted file.
     ///
     /// # Errors
-    /// [`Error::Truncated`] if it should have; as [`Loader::push`].
+    /// [`Error::Truncated`] if more bytes are needed; as [`Loader::push`].
     pub fn end(&mut self) -> Result<(), Error> {
         let ended = match &mut self.stage {
             Stage::Header(reader, _) => reader.end(),
@@ -133,7 +133,7 @@ impl<T> Loader<T> {
         self.keep(begun)
     }
 
-    /// Bytes of weights taken, and their sum; zeros before the headers are read.
+    /// Bytes of weights pushed, and their total; zeros before the headers are read.
     pub fn progress(&self) -> (u64, u64) {
         match &self.stage {
             Stage::Weights(weights) => weights.feed.progress(),
@@ -149,12 +149,12 @@ impl<T> Loader<T> {
         }
     }
 
-    /// The device, with its tuning.
+    /// The device with its tuning.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// What is declared, whether its weights have come or not; `None` before the headers are read.
+    /// The declared model, loaded or not; `None` before the headers are read.
     pub(crate) fn declared(&self) -> Option<&T> {
         match &self.stage {
             Stage::Weights(weights) => Some(&weights.declared),
@@ -162,17 +162,17 @@ impl<T> Loader<T> {
         }
     }
 
-    /// What is loaded, once nothing more is wanted, and the device.
+    /// The loaded model and the device, once no more bytes are wanted.
     ///
     /// # Errors
-    /// [`Error::Config`] if something is.
+    /// [`Error::Config`] if bytes are still wanted.
     pub(crate) fn loaded(self) -> Result<(T, Device), Error> {
         match self.stage {
             Stage::Weights(weights) if weights.feed.wanted().is_none() => Ok((weights.declared, self.device)),
             _ => Err(Error::Config {
                 field: "files".into(),
-                expected: "all that the loader wanted".into(),
-                found: "less".into(),
+                expected: "all bytes that the loader wants".into(),
+                found: "incomplete".into(),
             }),
         }
     }
@@ -183,7 +183,7 @@ impl<T> Loader<T> {
         self.begin_weights()
     }
 
-    /// Goes over from headers to weights once the headers are there.
+    /// Proceeds from headers to weights once the headers are complete.
     fn begin_weights(&mut self) -> Result<(), Error> {
         if !matches!(&self.stage, Stage::Header(reader, _) if reader.wanted().is_none()) {
             return Ok(());
@@ -201,7 +201,7 @@ impl<T> Loader<T> {
         Ok(())
     }
 
-    /// Remembers that an error is the end, and lets go of all memory.
+    /// On error enters the terminal state, which frees all memory.
     fn keep(&mut self, result: Result<(), Error>) -> Result<(), Error> {
         if result.is_err() {
             self.stage = Stage::Failed;

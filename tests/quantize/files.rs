@@ -482,12 +482,12 @@ fn broken_importances_are_refused() {
         refused(&gguf[..len]);
     }
     let [gguf, dat] = importance_files("a.weight", &[1.0, f32::NAN], &[2.0]);
-    assert!(refused(&gguf).contains("entry `a.weight` at byte 0 is NaN as number 1"));
-    assert!(refused(&dat).contains("entry `a.weight` at byte 0 is NaN as number 1"));
+    assert!(refused(&gguf).contains("entry `a.weight` at byte 0 is NaN at 1"));
+    assert!(refused(&dat).contains("entry `a.weight` at byte 0 is NaN at 1"));
     let mut huge = 1_i32.to_le_bytes().to_vec();
     huge.extend(i32::MAX.to_le_bytes());
     assert!(refused(&huge).contains("name of entry 0 at byte 8 is 0 bytes to the end of the file"));
     let mut header = GgufHeader::new(32);
     header.add_tensor("a", &[1], BlockType::F32).unwrap();
-    assert!(refused(&[header.to_bytes(), vec![0; 4]].concat()).contains("names that end in `.in_sum2`"));
+    assert!(refused(&[header.to_bytes(), vec![0; 4]].concat()).contains("names ending in `.in_sum2`"));
 }

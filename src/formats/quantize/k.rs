@@ -1,12 +1,12 @@
-//! Blocks of 256 in groups of 16 or 32: Q2_K to Q6_K. Layouts are those that
-//! [`block::dequantize`](crate::formats::block::dequantize) reads.
+//! Blocks of 256 in groups of 16 or 32: Q2_K to Q6_K. Layouts as in
+//! [`block::dequantize`](crate::formats::block::dequantize).
 
 use super::fit::{
     Search, ZERO, nearest, positive_scale, scale_and_min, signed_scale, signed_scale_by_moves, sum_of_squares, weigh,
 };
 use super::{put_f16, rounded_f16};
 
-/// The search where an importance matrix is given.
+/// The search with an importance matrix.
 const BY_IMPORTANCE: Search = Search { first: -0.9, step: 0.05, steps: 36, absolute: false };
 
 /// The importances of group `group` of `N` values.
@@ -14,19 +14,18 @@ fn of_group<const N: usize>(importance: &[f32; 256], group: usize) -> &[f32] {
     &importance[group * N..][..N]
 }
 
-/// Scales of groups and their scale, mins and theirs, in so many bits, and quants: for groups of `N` values, of which
-/// a block has `GROUPS`.
+/// Quantised scales and mins of a block's `GROUPS` groups, with their own scales, and the quants.
 struct Groups<const GROUPS: usize> {
     scales: [u8; GROUPS],
     mins: [u8; GROUPS],
-    /// Scale of the scales, as it is stored.
+    /// Scale of the scales, rounded to f16.
     scale: f32,
-    /// Scale of the mins, as it is stored.
+    /// Scale of the mins, rounded to f16.
     min: f32,
     quants: [u8; 256],
 }
 
-/// The scales of all groups under one scale: each a share of the largest.
+/// Quantises the groups' scales relative to the largest.
 fn shares<const GROUPS: usize>(values: &[f32; GROUPS], limit: u8) -> (f32, [u8; GROUPS]) {
     let max = values.iter().fold(0.0_f32, |max, &x| if x > max { x } else { max });
     let top = f32::from(limit);
@@ -34,15 +33,15 @@ fn shares<const GROUPS: usize>(values: &[f32; GROUPS], limit: u8) -> (f32, [u8; 
     (max / top, values.map(|x| (nearest(inverse * x) as u8).min(limit)))
 }
 
-/// What a type asks of [`groups`].
+/// Parameters of a type for [`groups`].
 struct Kind {
     /// Largest quant.
     limit: u8,
     /// Largest scale and min.
     scale_limit: u8,
-    /// The search where no importance matrix is given.
+    /// The search without an importance matrix.
     search: Search,
-    /// What the mean square of a block is multiplied by to tell what is large, where an importance matrix is given.
+    /// With an importance matrix: factor of the block's mean square, the threshold for large values.
     mean_square: f32,
 }
 
@@ -65,7 +64,7 @@ fn groups<const N: usize, const GROUPS: usize>(
                 BY_IMPORTANCE
             }
             None => {
-                // Q2_K goes by magnitudes alone.
+                // Q2_K uses magnitudes only.
                 let floor = if kind.search.absolute { 0.0 } else { (sum_of_squares(x) / N as f32).sqrt() };
                 weights.iter_mut().zip(x).for_each(|(weight, x)| *weight = floor + x.abs());
                 kind.search
@@ -81,7 +80,7 @@ fn groups<const N: usize, const GROUPS: usize>(
     };
     let ((scale, scales), (min, mins)) = (fit(&scales), fit(&mins));
     let (scale, min) = (rounded_f16(scale), rounded_f16(min));
-    // Again, with the scales as they are stored.
+    // Requantises with the stored scales.
     for group in 0..GROUPS {
         let group_scale = scale * f32::from(scales[group]);
         if group_scale != 0.0 {
@@ -94,7 +93,7 @@ fn groups<const N: usize, const GROUPS: usize>(
     Groups { scales, mins, scale, min, quants }
 }
 
-/// Two bits of each quant: parts of 32 elements share 32 bytes, four parts to a half of the block.
+/// Packs two bits of each quant: in each half, four parts of 32 elements share 32 bytes.
 fn put_two_bits(quants: &[u8; 256], out: &mut [u8]) {
     for (i, &quant) in quants.iter().enumerate() {
         let (half, part, l) = (i / 128, i / 32 % 4, i % 32);
@@ -170,7 +169,7 @@ pub fn q3_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8;
     put_f16(out, 108, scale);
 }
 
-/// Scales and mins of six bits, as `block::scale_and_min` reads them.
+/// Packs 6-bit scales and mins as `block::scale_and_min` reads them.
 fn put_scales_and_mins(scales: &[u8; 8], mins: &[u8; 8], out: &mut [u8]) {
     for j in 0..4 {
         out[j] = scales[j] | scales[j + 4] >> 4 << 6;
@@ -179,7 +178,7 @@ fn put_scales_and_mins(scales: &[u8; 8], mins: &[u8; 8], out: &mut [u8]) {
     }
 }
 
-/// The low nibbles of two groups of 32 in each 32 bytes.
+/// Packs the low nibbles of two groups of 32 into 32 bytes.
 fn put_nibbles_of_groups(quants: &[u8; 256], out: &mut [u8]) {
     for (i, byte) in out.iter_mut().enumerate() {
         let first = i / 32 * 64 + i % 32;

@@ -1,5 +1,4 @@
-//! GPT-NeoX (Black et al. 2022, arXiv:2204.06745): both halves of a layer read the same stream, and a part of each head is
-//! rotated.
+//! GPT-NeoX (Black et al. 2022, arXiv:2204.06745): parallel attention and feed-forward, partial RoPE.
 
 use super::Architecture;
 use super::llama::LLAMA;

@@ -1,5 +1,5 @@
-//! gpt-oss (OpenAI 2025, arXiv:2508.10925): experts with a gate of their own, sinks, biases, and a window in every other
-//! layer.
+//! gpt-oss (OpenAI 2025, arXiv:2508.10925): experts with a custom gate, attention sinks, biases, and sliding windows
+//! in every other layer.
 
 use super::llama::LLAMA;
 use super::{Architecture, SHARES, WINDOW, mixture, sliding};
@@ -34,7 +34,7 @@ pub(super) const GPT_OSS: Architecture = Architecture {
         if let Some(found) = keys.str(quantized)?.filter(|&found| found != "mxfp4") {
             return Err(keys.unsupported(quantized, found, "mxfp4"));
         }
-        // What tensors and other keys say as well.
+        // Redundant with tensors and other keys.
         for name in ["quantization_config.modules_to_not_convert", "experts_per_token", "initial_context_length"] {
             keys.says(Key("", name));
         }

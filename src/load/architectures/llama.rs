@@ -1,5 +1,5 @@
-//! Llama (Touvron et al. 2023, arXiv:2302.13971) and Mistral (Jiang et al. 2023, arXiv:2310.06825), which adds a window;
-//! Ministral 3 (2025), whose queries grow with their position, which the rotation's keys say.
+//! Llama (Touvron et al. 2023, arXiv:2302.13971), Mistral (Jiang et al. 2023, arXiv:2310.06825) with a sliding
+//! window, and Ministral 3 (2025) with queries that grow with position, as its RoPE keys state.
 
 use super::{Architecture, RMS_EPS, SHARES, WINDOW, mixture};
 use crate::kernels::RopeStyle;
@@ -21,7 +21,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     defaults: "{}",
     mtp: false,
     describe: |keys, config| {
-        // Mixtral in GGUF.
+        // Mixtral's GGUF files.
         if keys.is_gguf() {
             mixture(keys, config, SHARES, |_| true)?;
         }
@@ -33,7 +33,7 @@ pub(super) const LLAMA: Architecture = Architecture {
 
 pub(super) const MISTRAL3: Architecture = Architecture { gguf: "mistral3", json: &["ministral3"], ..LLAMA };
 
-/// A mixture of experts (Jiang et al. 2024, arXiv:2401.04088). GGUF files of it say that they are Llama, hence no name.
+/// A mixture of experts (Jiang et al. 2024, arXiv:2401.04088). Its GGUF files say `llama`, hence no GGUF name.
 pub(super) const MIXTRAL: Architecture = Architecture {
     gguf: "",
     json: &["mixtral"],

@@ -1,5 +1,5 @@
-//! BPE over characters from a `tokenizer.json`, built from our own parts: what SentencePiece models such as Llama's,
-//! Mistral's and Gemma's are converted to.
+//! BPE over characters from a `tokenizer.json`, built from our own parts: converted SentencePiece models such as
+//! Llama's, Mistral's and Gemma's.
 
 use std::collections::HashMap;
 
@@ -12,14 +12,14 @@ use crate::tokenizer::bpe::{self, Bpe, Characters};
 use crate::tokenizer::{Algorithm, Tokenizer};
 
 /// # Errors
-/// [`Error::Unsupported`] naming the part of the pipeline that is not one of those known here.
+/// [`Error::Unsupported`] naming an unsupported component.
 pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
     let model = file.model();
     if has_affixes(model) {
-        return Err(not_ours("model", "tokens that continue or end words", "BPE without"));
+        return Err(not_ours("model", "tokens that continue or end words", "BPE without these"));
     }
     if !model.get("vocab").is_some_and(Value::is_object) {
-        return Err(not_ours("model.vocab", "no object", "an object of ids"));
+        return Err(not_ours("model.vocab", "not an object", "an object of ids"));
     }
     let vocab = ModelVocab::new(file);
     let parts = Parts::new(file, &vocab)?;
@@ -57,7 +57,7 @@ fn unk_id(vocab: &ModelVocab, model: &Value) -> Result<Option<u32>, Error> {
 
 fn merges(vocab: &ModelVocab, model: &Value) -> Result<bpe::Merges, Error> {
     let listed = model.get("merges").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    // The crate lets the last of a pair listed twice count.
+    // In the crate the last of duplicate pairs applies.
     let pairs = listed.iter().enumerate().rev().map(|(rank, merge)| {
         let halves = match merge {
             Value::String(pair) => pair.split_once(' '),

@@ -1,5 +1,5 @@
-//! SentencePiece's Unigram from a `tokenizer.json`, built from our own parts: XLM-RoBERTa's, T5's, and that of the encoders
-//! made from them.
+//! SentencePiece's Unigram from a `tokenizer.json`, built from our own parts: for XLM-RoBERTa, T5, and encoders
+//! derived from them.
 
 use serde_json::Value;
 
@@ -11,15 +11,15 @@ use crate::tokenizer::vocab::TokenType;
 use crate::tokenizer::{Algorithm, Tokenizer};
 
 /// # Errors
-/// [`Error::Unsupported`] naming the part of the pipeline that is not one of those known here.
+/// [`Error::Unsupported`] naming an unsupported component.
 pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
     let model = file.model();
     let entries = model.get("vocab").and_then(Value::as_array);
-    let entries = entries.ok_or_else(|| not_ours("model.vocab", "no list", "a list of tokens and scores"))?;
+    let entries = entries.ok_or_else(|| not_ours("model.vocab", "not a list", "a list of tokens and scores"))?;
     let vocab = ModelVocab::new(file);
     let parts = Parts::new(file, &vocab)?;
     let scores: Vec<f64> = entries.iter().filter_map(|entry| entry.get(1)?.as_f64()).collect();
-    // A special token's name in a text is text.
+    // Names of special tokens in a text are text.
     let is_text = |kind: TokenType| !kind.is_special();
     let texts = vocab.tokens.iter().filter(|(text, (_, kind))| !text.is_empty() && is_text(*kind));
     let tokens = texts.filter_map(|(&text, &(id, _))| Some((text, id, *scores.get(id as usize)?))).collect();
