@@ -19,37 +19,40 @@ use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs};
 use super::{Failure, MARK, read_list, read_text, save_pipeline_caches, tell_findings};
 
-/// Talk to a model.
+/// Chat with a model, in the terminal or through a pipe.
 ///
-/// Each line is a message; one that ends in a backslash goes on in the next line, and lines between two of `"""` are one
-/// message. `/help` lists the commands. From a pipe, lines are taken in the same way, and only the answers are printed.
+/// Each line is a message. A backslash at the end continues it on the next line, and lines between two lines of `"""`
+/// are one message. `/help` lists the commands. From a pipe, lines are read the same way, and only the answers are
+/// printed.
 #[derive(Args)]
 pub struct ChatArgs {
-    /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION]; the built-in model if absent.
+    /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     model: Option<PathBuf>,
     #[command(flatten)]
     device: ModelArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// What the model is told about its part, before all else.
+    /// System message.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Template that is built in, instead of the file's own.
+    /// Built-in chat template to use instead of the model's own.
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
     #[command(flatten)]
     told: TemplateArgs,
-    /// How the model writes tool calls; found by its template and its vocabulary if absent.
+    /// Tool call format [default: detected from the chat template or the vocabulary].
     #[arg(long, value_parser = Format::ALL.map(Format::name), value_name = "NAME")]
     tool_format: Option<String>,
     #[cfg(feature = "grammar")]
     #[command(flatten)]
     calls: super::constrain::CallArgs,
-    /// File that keeps the conversation and what was computed of it: it goes on with what is there, and is written at `/quit`
-    /// or the end of the input, not at Ctrl-C or after an error. `/save` and `/load` do the same at any time.
+    /// Session file: resume its conversation and KV cache if it exists, and write it at the end.
+    ///
+    /// Written at `/quit` or the end of the input, not at Ctrl-C or after an error. `/save` and `/load` do the same at
+    /// any time.
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
-    /// Text with which each answer begins.
+    /// Text that each answer starts with.
     #[arg(long, value_name = "TEXT")]
     prefill: Option<String>,
 }
@@ -57,16 +60,16 @@ pub struct ChatArgs {
 /// What the template is told besides the messages.
 #[derive(Args)]
 struct TemplateArgs {
-    /// JSON file with a list of what the model may call: {"type": "function", "function": {...}}.
+    /// JSON file with a list of tools the model may call: {"type": "function", "function": {...}}.
     #[arg(long, value_name = "FILE")]
     tools: Option<PathBuf>,
-    /// JSON file with a list of texts to answer from, such as {"title": "...", "text": "..."}.
+    /// JSON file with a list of documents to answer from, such as {"title": "...", "text": "..."}.
     #[arg(long, value_name = "FILE")]
     documents: Option<PathBuf>,
-    /// Variable of the template, such as enable_thinking=false or reasoning_effort=high; can be given several times.
+    /// Chat template variable, such as enable_thinking=false or reasoning_effort=high; repeatable.
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     template_var: Vec<(String, Json)>,
-    /// Which of several templates of the file; tool_use with --tools, or else default, if absent.
+    /// Chat template to use if the model has several [default: tool_use with --tools, else default].
     #[arg(long, value_name = "NAME", conflicts_with = "template")]
     template_name: Option<String>,
 }
@@ -98,18 +101,18 @@ fn parse_variable(given: &str) -> Result<(String, Json), String> {
 }
 
 const HELP: &str = "\
-/clear         forget the conversation, but for the system message
-/system TEXT   tell the model its part; without TEXT, nothing
-/regen         answer the last message anew
-/history       the conversation so far
-/tools         the tools of --tools
-/result TEXT   what the tool gave that the model called; with several calls, one after the other
-/save FILE     write the conversation and what was computed of it; as JSON alone if FILE ends in .json
-/load FILE     go on with what /save wrote
-/quit          end
-//TEXT         a message that begins with a slash
-Ctrl-C stops an answer, and ends where there is none. A backslash at the end of a line continues it; lines between
-two lines of \"\"\" are one message.";
+/clear         forget the conversation, except the system message
+/system TEXT   set the system message; without TEXT, remove it
+/regen         answer the last message again
+/history       print the conversation
+/tools         list the tools from --tools
+/result TEXT   give the result of a tool call; with several calls, one after the other
+/save FILE     save the conversation and its KV cache; only the conversation, as JSON, if FILE ends in .json
+/load FILE     load what /save wrote
+/quit          quit
+//TEXT         send a message that starts with a slash
+Ctrl-C stops the answer, or quits if there is none. A backslash at the end of a line continues the message; lines
+between two lines of \"\"\" are one message.";
 
 pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let options = args.sampling.options()?;

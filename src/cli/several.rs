@@ -29,11 +29,10 @@ const OF_DRAWS: [&str; 14] = [
 
 #[derive(Args)]
 pub struct SeveralArgs {
-    /// Find the N likeliest texts by beam search, in place of drawing one; the best comes first, after the mean logarithm of
-    /// its tokens' probabilities.
+    /// Print the N best texts of a beam search, best first, each after its mean log-probability per token.
     #[arg(long, value_name = "N", conflicts_with_all = OF_DRAWS)]
     beams: Option<usize>,
-    /// Draw N texts of the prompt, which is computed once: with the seed, the seed + 1 and so on.
+    /// Generate N texts from the prompt, with the seed, seed + 1 and so on; prefill runs once.
     #[arg(
         long,
         value_name = "N",

@@ -12,8 +12,7 @@ use super::{DeviceArgs, Failure, print_json};
 
 #[derive(Args)]
 pub struct TuneArgs {
-    /// GGUF file, folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION], whose shapes are
-    /// measured; the built-in model if absent.
+    /// Model whose shapes are measured, as for `run` [default: the built-in model].
     #[arg(long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
     #[command(flatten)]

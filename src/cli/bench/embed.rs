@@ -19,28 +19,28 @@ const MADE_UP: usize = 256;
 
 #[derive(Args)]
 pub struct EmbedBenchArgs {
-    /// Hugging Face folder or GGUF file of a text encoder, or its address hf:OWNER/REPO.
+    /// Text encoder: Hugging Face folder, GGUF file, or address hf:OWNER/REPO.
     pub model: PathBuf,
-    /// Texts of a batch.
+    /// Texts per batch.
     #[arg(long, short = 'b', value_delimiter = ',', default_value = "1,8,32,100", value_name = "N,..")]
     batch: Vec<usize>,
-    /// File with a text on each line, of which each is taken once; made-up texts if absent.
+    /// File with one text per line, duplicates ignored [default: generated texts].
     #[arg(long, value_name = "FILE")]
     texts: Option<PathBuf>,
-    /// Batches of each size that are timed, after a warm-up.
+    /// Batches of each size to time, after a warm-up.
     #[arg(long, short = 'r', default_value_t = 50, value_name = "N")]
     repetitions: usize,
-    /// Milliseconds that 95 of 100 batches may take at most.
+    /// Limit of the 95th percentile latency of a batch, in milliseconds.
     #[arg(long, value_parser = parse_ms, value_name = "MS")]
     max_ms: Option<f64>,
-    /// Megabytes that weights and batch may take.
+    /// Limit of the memory for weights and a batch, in MiB.
     #[arg(long, value_name = "MB")]
     max_mb: Option<u32>,
-    /// Submissions in flight to measure, 1 to 8; 0 is none.
+    /// Numbers of submissions in flight to measure, 1 to 8; 0 for none.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8", value_name = "N,..")]
     #[arg(value_parser = clap::value_parser!(u8).range(0..=8))]
     in_flight: Vec<u8>,
-    /// Leave out the texts for each of which the encoder is loaded.
+    /// Skip the comparison with loading the encoder for each text.
     #[arg(long)]
     no_naive: bool,
     #[command(flatten)]

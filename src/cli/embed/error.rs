@@ -8,9 +8,10 @@ use tilewright::hub::HubError;
 
 /// What `--help` says of [`EmbedError::code`].
 pub const EXIT_CODES: &str = "\
-Exit codes: 0 done, also where stdout was closed; 1 an error at work; 2 an error in the command line; 3 the model cannot \
-be loaded; 4 no such adapter; 6 the input is not what it should be. A device that is lost is opened again, and after three \
-losses within a minute the CPU takes over.";
+Exit codes: 0 success, also if stdout was closed; 1 runtime error; 2 invalid command line; 3 the model cannot be loaded; \
+4 no matching adapter; 6 invalid input.
+
+A GPU that is lost is opened again; after three losses within a minute the CPU takes over.";
 
 /// What ends the command before its time.
 #[derive(Debug, thiserror::Error)]

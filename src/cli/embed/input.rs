@@ -20,17 +20,17 @@ pub const MAX_BATCH_BYTES: usize = 64 << 20;
 /// How the input is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum InputFormat {
-    /// By the file's extension; text from stdin.
+    /// By the file's extension; stdin is text.
     Auto,
-    /// A line, a record.
+    /// One record per line.
     Text,
-    /// A JSON object or string in each line.
+    /// One JSON object or string per line.
     Jsonl,
-    /// With a header.
+    /// CSV with a header.
     Csv,
-    /// Arrow's IPC stream.
+    /// Arrow IPC stream.
     ArrowStream,
-    /// Arrow's IPC file, which is Feather 2.
+    /// Arrow IPC file (Feather 2).
     ArrowFile,
     /// Parquet.
     Parquet,

@@ -24,9 +24,9 @@ const AHEAD: usize = 2;
 /// What becomes of a record without a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnError {
-    /// It ends the job.
+    /// End with an error.
     Fail,
-    /// It has no vector.
+    /// Report it and continue.
     Skip,
 }
 
