@@ -216,9 +216,10 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     let tokens_per_submit = args.tokens_per_submit;
     GenerateOptions { tokens_per_submit, ..GenerateOptions::default() }.check()?;
     let Some(positions) = cases.iter().map(Case::positions).max() else {
-        return Err(option("n_prompt, n_gen", "a number of tokens in one of them", 0).into());
+        return Err(option("n_prompt, n_gen", "a number above 0 in one of them", 0).into());
     };
-    let context = u32::try_from(positions).map_err(|_| option("depth", "a context that fits a model", positions))?;
+    let context =
+        u32::try_from(positions).map_err(|_| option("depth", "a context that a model can have", positions))?;
 
     if let Some(path) = &args.report {
         report::check(path)?;
@@ -427,7 +428,7 @@ fn print_rows(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
             show_bytes(row.bytes_per_token as u64),
         )?;
     }
-    writeln!(out, "\nCounts and bytes are per token; least bytes are what the weights and the cache make necessary.")
+    writeln!(out, "\nCounts and bytes are per token; `least bytes` is the minimum for weights and KV cache.")
 }
 
 fn print_kernels(out: &mut impl Write, rows: &[KernelRow], probes: &Probes) -> io::Result<()> {
@@ -452,7 +453,7 @@ fn print_kernels(out: &mut impl Write, rows: &[KernelRow], probes: &Probes) -> i
             100.0 * row.share,
         )?;
     }
-    writeln!(out, "\nOperands differ from run to run as far as 128 MiB go; above 100% they still fit a cache.")
+    writeln!(out, "\nRuns cycle through up to 128 MiB of operands; above 100% they fit in a hardware cache.")
 }
 
 fn print_cache(out: &mut impl Write, model: &Model, rows: &[CacheRow]) -> io::Result<()> {

@@ -168,13 +168,13 @@ fn chat_model(model: &Model, args: &ChatArgs) -> Result<ChatModel, Error> {
         None => ChatTemplate::for_model(model.chat_source(), model.tokenizer()?),
     };
     for error in found.iter().flat_map(ChatTemplate::unreadable) {
-        eprintln!("warning: {}: {error}; --template chooses one that is built in", model.name());
+        eprintln!("warning: {}: {error}; --template selects a built-in template", model.name());
     }
     let template = found.ok_or_else(|| Error::Template {
         field: "chat template".into(),
         expected: format!(
-            "one in the model's file: this is a model that continues texts (`tilewright run`); to talk to it all the \
-             same, choose a template with --template: {}",
+            "one in the model's file; models without one are made for `tilewright run`. To chat anyway, choose a \
+             built-in template with --template: {}",
             ChatTemplate::KNOWN.join(", ")
         ),
         found: "missing".into(),
@@ -283,7 +283,7 @@ impl Chat<'_> {
                 let is_answer = |message: &Message| message.role == "assistant";
                 let answer = self.messages.pop_if(|message| is_answer(message));
                 if self.messages.is_empty() {
-                    eprintln!("there is no message to answer");
+                    eprintln!("no message to answer");
                     return Ok(true);
                 }
                 // With the same seed it would be the same answer.
@@ -296,7 +296,7 @@ impl Chat<'_> {
             }
             _ if line.trim().is_empty() => {}
             _ if command.starts_with('/') && !command.starts_with("//") => {
-                eprintln!("there is no command {command}; /help lists them, and // begins a message with a slash");
+                eprintln!("no command {command}; /help lists all commands, and // starts a message with a slash");
             }
             _ => {
                 let text = if line.starts_with("//") { line.get(1..).unwrap_or_default() } else { line };
@@ -326,7 +326,7 @@ impl Chat<'_> {
             }
         }
         if self.conversation().is_empty() {
-            eprintln!("nothing has been said");
+            eprintln!("the conversation is empty");
         }
     }
 
@@ -337,7 +337,7 @@ impl Chat<'_> {
             eprintln!("{:<14} {}", text("name"), text("description").lines().next().unwrap_or_default());
         }
         if tools.is_empty() {
-            eprintln!("there are none; --tools FILE gives some");
+            eprintln!("no tools; --tools FILE sets them");
         }
     }
 
@@ -348,7 +348,7 @@ impl Chat<'_> {
         let asking = before.checked_sub(1).and_then(|at| self.messages.get(at));
         let calls = asking.and_then(|message| message.fields.get("tool_calls")).and_then(Json::as_array);
         let Some(call) = calls.and_then(|calls| calls.get(n_given)) else {
-            eprintln!("there is no call to answer");
+            eprintln!("no call to answer");
             return Ok(());
         };
         let is_last = calls.is_some_and(|calls| n_given + 1 == calls.len());
@@ -412,14 +412,14 @@ impl Chat<'_> {
         self.messages.push(answer.into_message(self.messages.len()));
         if io::stderr().is_terminal() {
             let note = match reason {
-                Some(StopReason::MaxTokens) => "; as long as --max-tokens allows",
-                Some(StopReason::ContextFull) => "; the context is full, /clear makes room",
+                Some(StopReason::MaxTokens) => "; stopped at --max-tokens",
+                Some(StopReason::ContextFull) => "; the context is full, /clear empties it",
                 _ => "",
             };
             let is_asked_for = options.prompt_lookup > 0 || options.further_tokens > 0 || self.draft.is_some();
             let guessed = guess::told(is_asked_for, speculation).map_or(String::new(), |told| format!("; {told}"));
             eprintln!(
-                "[{} new tokens read, {} written at {:.1}/s{guessed}{note}]",
+                "[prefill {} tokens, decode {} tokens, {:.1} tokens/s{guessed}{note}]",
                 prefill.tokens,
                 decode.tokens + 1,
                 decode.rate()

@@ -79,16 +79,16 @@ impl CallArgs {
         if is_bound && self.tool_choice.is_some() {
             return Err(Error::Option {
                 option: "tool_choice",
-                expected: "no other constraint, no beginning and no guesses".into(),
-                found: "both".into(),
+                expected: "none of them".into(),
+                found: "its use with a constraint, prefill or speculative decoding".into(),
             });
         }
         if is_bound || (chat.format() == Format::Plain && choice == ToolChoice::Auto) {
             eprintln!(
                 "notice: tool calls are not enforced: {}",
                 match is_bound {
-                    true => "there is another constraint, a beginning or guesses",
-                    false => "the model's format is not known; --tool-format names one",
+                    true => "there is another constraint, a prefill or speculative decoding",
+                    false => "the model's tool call format is unknown; set it with --tool-format",
                 }
             );
             request.enforce_calls = false;

@@ -161,18 +161,16 @@ impl EmbedArgs {
         let io = self.io.of(&self.input)?;
         let format = self.format.map_or_else(|| OutputFormat::of(&self.output, io), Ok)?.available(&self.output)?;
         if format == OutputFormat::Npy && self.output.as_os_str() == "-" {
-            return usage(
-                "npy begins with the number of rows, which is known at the end: it needs a file, --output FILE",
-            );
+            return usage("npy cannot be written to stdout, it needs a file: --output FILE");
         }
         if self.errors.is_some() && self.on_error == OnError::Fail {
-            return usage("--errors is for records that are skipped: --on-error skip");
+            return usage("--errors requires --on-error skip");
         }
         if format == OutputFormat::Npy && self.on_error == OnError::Skip && self.errors.is_none() {
-            return usage("rows of skipped records are not in an npy file: --errors FILE says which they are");
+            return usage("npy files leave out skipped records: list them with --errors FILE");
         }
         if self.column == self.out_column {
-            return usage("--column and --out-column name the same");
+            return usage("--column and --out-column must differ");
         }
         Ok(format)
     }
@@ -182,7 +180,7 @@ impl EmbedArgs {
         let device = self.device.choose()?;
         log.notices(device.info());
         if self.or_cpu && !device.is_gpu() {
-            log.say("notice", "--or-cpu changes nothing: the device is the CPU", json!({}));
+            log.say("notice", "--or-cpu has no effect: the device is the CPU", json!({}));
         }
         let load = move |device: &Device| self.load_onto(device);
         let mut recovery =

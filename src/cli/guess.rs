@@ -99,7 +99,7 @@ impl Draft {
 pub fn told(is_asked_for: bool, speculation: Speculation) -> Option<String> {
     let Speculation { drafted, accepted, passes } = speculation;
     is_asked_for.then(|| match passes {
-        0 => "no tokens were guessed".into(),
-        _ => format!("{accepted} of {drafted} guessed tokens were right, in {passes} passes"),
+        0 => "no draft tokens".into(),
+        _ => format!("{accepted} of {drafted} draft tokens accepted, in {passes} passes"),
     })
 }

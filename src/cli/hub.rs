@@ -107,7 +107,7 @@ fn verify(address: Option<&Address>) -> Result<(), Failure> {
     bar.finish_and_clear();
     let Verified { n_files, size_bytes, damaged, unknown } = verified?;
     for path in &unknown {
-        eprintln!("notice: nothing says what {} should be; it is not compared", path.display());
+        eprintln!("notice: no digest is known for {}; it is not verified", path.display());
     }
     let mut failed = None;
     for Damaged { repo, path, digests: [expected, found], files, restored } in damaged {
@@ -119,7 +119,7 @@ fn verify(address: Option<&Address>) -> Result<(), Failure> {
             Err(error) => failed = Some(error),
         }
     }
-    eprintln!("notice: {n_files} files of {} compared", show_bytes(size_bytes));
+    eprintln!("notice: {n_files} files verified, {}", show_bytes(size_bytes));
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
@@ -142,7 +142,7 @@ pub fn list(args: &ListArgs) -> Result<(), Failure> {
     }
     if models.is_empty() {
         eprintln!(
-            "no models in {}; `tilewright list --available` shows some that are known to run",
+            "no models in {}; `tilewright list --available` lists models that are known to run",
             hub.cache().display()
         );
     }
@@ -165,7 +165,7 @@ fn list_available(as_json: bool) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     for model in &models {
         let per_1024 = model.cache_bytes_per_token.map(|bytes| show_bytes(1024 * bytes));
-        let context = per_1024.map_or(String::new(), |size| format!(", {size} for each 1024 tokens"));
+        let context = per_1024.map_or(String::new(), |size| format!(", {size} per 1024 tokens"));
         let size = show_bytes(model.size_bytes);
         writeln!(out, "{:<width$}  {:<5}  about {size:>9}{context}; {}", model.address, model.r#use, model.licence)?;
     }

@@ -77,7 +77,7 @@ pub fn run(
     })?;
     let seconds = start.elapsed().as_secs_f64();
     eprintln!(
-        "\n{} texts; {} tokens of prompts computed, {} known; {} tokens generated, {:.1} tokens/s",
+        "\n{} texts; {} prompt tokens computed, {} cached; {} tokens generated, {:.1} tokens/s",
         stats.n_finished,
         stats.prompt_tokens,
         stats.cached_tokens,

@@ -52,7 +52,7 @@ pub struct QuantizeArgs {
 pub fn quantize(args: &QuantizeArgs) -> Result<(), Failure> {
     if args.output.exists() && !args.force {
         // Before anything is read; the library looks as well, and knows no `--force`.
-        let source = io::Error::new(io::ErrorKind::AlreadyExists, "exists already; --force replaces it");
+        let source = io::Error::new(io::ErrorKind::AlreadyExists, "exists already; --force overwrites it");
         return Err(Error::Io { path: args.output.clone(), source }.into());
     }
     let mut options = QuantizeOptions::new(args.block_type);
@@ -93,15 +93,15 @@ fn tell(report: &QuantizeReport, args: &QuantizeArgs) {
         let row = first.shape.last().copied().unwrap_or_default();
         let block_len = args.block_type.block_len();
         eprintln!(
-            "notice: {n} tensors have rows that are no multiple of {block_len} and got another type, such as `{}`, \
-             rows of {row}: {}",
+            "notice: {n} tensors have rows that are not a multiple of {block_len} and get another type, such as `{}` \
+             with rows of {row}: {}",
             first.name, first.to
         );
     }
     let again = report.tensors.iter().find(|tensor| tensor.from != tensor.to && tensor.from.block_len() > 1);
     if let Some(tensor) = again {
         eprintln!(
-            "notice: `{}` and others were quantised before, to {}, and lost precision twice",
+            "notice: `{}` and others were already quantised, to {}, and lost precision twice",
             tensor.name, tensor.from
         );
     }

@@ -353,9 +353,7 @@ impl ModelArgs {
             let options = LoadOptions { further_tokens, layers_on, ..self.options() };
             let model = load(path, device, options)?;
             if self.stream_rows && model.streaming().is_none_or(|streaming| streaming.tables_bytes == 0) {
-                eprintln!(
-                    "notice: the model has no table of which rows alone are read; --stream-rows leaves nothing in the file"
-                );
+                eprintln!("notice: --stream-rows has no effect: the model has no table that can be read by row");
             }
             let model = self.lora.added_to(model)?;
             match draft {
@@ -389,21 +387,23 @@ pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> R
 /// Says what of a model stays in its file.
 fn tell_streaming(streaming: &Streaming) {
     let &Streaming { n_layers, n_streamed, streamed_bytes, fitting_context, tables_bytes, experts, .. } = streaming;
-    let hint = fitting_context.map_or(String::new(), |n| format!("; with --ctx {n} the memory would hold all of it"));
+    let hint = fitting_context.map_or(String::new(), |n| format!("; with --ctx {n} all of it would fit in memory"));
     if tables_bytes > 0 {
         let hint = if n_streamed == 0 { hint.as_str() } else { "" };
         eprintln!(
-            "notice: tables of {} stay in the file; each pass reads the rows of its tokens from there{hint}",
+            "notice: embedding tables of {} are not loaded; each pass reads the rows of its tokens from the file{hint}",
             show_bytes(tables_bytes)
         );
     }
     let bytes = show_bytes(streamed_bytes);
     match experts {
         Some(KeptStats { n_experts, n_kept, .. }) => eprintln!(
-            "notice: the memory holds {n_kept} of {n_experts} experts; others are read from the file when a token chooses them, and passes of many tokens read all that are not there, of {bytes}{hint}",
+            "notice: {n_kept} of {n_experts} experts fit in memory; others are read from the file when a token selects \
+             them, and long passes read all of these, {bytes}{hint}",
         ),
         None if n_streamed > 0 => eprintln!(
-            "notice: the memory holds {} of {n_layers} layers; each pass reads the other {n_streamed} from the file, {bytes}{hint}",
+            "notice: {} of {n_layers} layers fit in memory; each pass reads the other {n_streamed} from the file, \
+             {bytes}{hint}",
             n_layers - n_streamed,
         ),
         None => {}
@@ -570,7 +570,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     if let Some(streaming) = model.streaming() {
         if streaming.tables_bytes > 0 {
             let Streaming { n_rows_read, reading_rows, .. } = streaming;
-            eprintln!("{n_rows_read} rows of tables read in {:.3} s", reading_rows.as_secs_f64());
+            eprintln!("{n_rows_read} embedding rows read in {:.3} s", reading_rows.as_secs_f64());
         }
         if streaming.n_streamed > 0 {
             eprintln!("{}", streamed(&streaming));
@@ -605,8 +605,8 @@ fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefi
     let reason = match reason {
         StopReason::Eos => "the model ended the text",
         StopReason::Complete => "the text is complete",
-        StopReason::StopText => "a stop text came up",
-        StopReason::MaxTokens => "as many tokens as asked for",
+        StopReason::StopText => "a stop text was reached",
+        StopReason::MaxTokens => "--max-tokens was reached",
         StopReason::ContextFull => "the context is full",
         StopReason::Cancelled => "cancelled",
         StopReason::Deadline => "deadline",
@@ -623,7 +623,8 @@ fn streamed(streaming: &Streaming) -> String {
     let Streaming { n_read, reading, .. } = streaming;
     if let Some(experts) = streaming.experts {
         return format!(
-            "{:.0} % of {} choices found their expert in memory, {} experts read; {n_read} layers read for passes of many tokens; {} read in {:.1} s",
+            "{:.0} % of {} selected experts were in memory, {} experts read; {n_read} layers read for long passes; \
+             {} read in {:.1} s",
             100.0 * experts.hit_rate(),
             experts.n_chosen,
             experts.n_read,
@@ -632,7 +633,7 @@ fn streamed(streaming: &Streaming) -> String {
         );
     }
     format!(
-        "{n_read} layers read in {:.1} s, {:.0} % of it while others were computed; {:.0} % of the layers' bytes stayed",
+        "{n_read} layers read in {:.1} s, {:.0} % of it during computation; {:.0} % of the layers' bytes are in memory",
         reading.as_secs_f64(),
         100.0 * streaming.overlap(),
         100.0 * streaming.hit_rate()

@@ -313,7 +313,7 @@ impl Loader {
             }
         }
         let engine = Engine::spawn_with(models, &self.engine)?;
-        self.tell(format!("the cache of `{name}` has room for {} tokens", engine.stats().cache_tokens));
+        self.tell(format!("KV cache of `{name}`: {} tokens", engine.stats().cache_tokens));
         Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, self.template.as_deref())?)))
     }
 
@@ -450,7 +450,7 @@ fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
         let before = keys.len();
         keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
         if keys.len() == before {
-            let (expected, found) = ("a file with a key".into(), format!("{} without any", path.display()));
+            let (expected, found) = ("a file with a key".into(), format!("{} without a key", path.display()));
             return Err(Error::Option { option: "api_key_file", expected, found });
         }
     }
@@ -499,8 +499,8 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let is_there = |name: &str| specs.iter().any(|spec| spec.name() == name);
     for ServedAdapter { model, name, .. } in adapters {
         let (expected, found) = match model {
-            None if specs.len() > 1 => ("MODEL:NAME=FILE, as there are several models", name),
-            Some(model) if !is_there(&model) => ("one of the models in front of the adapter's name", model),
+            None if specs.len() > 1 => ("MODEL:NAME=FILE, since there are several models", name),
+            Some(model) if !is_there(&model) => ("MODEL:NAME=FILE with a model that is served", model),
             _ => continue,
         };
         return Err(
@@ -552,7 +552,7 @@ async fn ending(with_stdin: bool) {
         () = signalled() => {}
         () = input_ended(), if with_stdin => {}
     }
-    eprintln!("ending: answers in progress come to their ends; another signal ends them at once");
+    eprintln!("shutting down: waiting for running requests; a second signal stops them");
     tokio::spawn(async {
         signalled().await;
         // What a shell reports for a program that Ctrl-C ended.

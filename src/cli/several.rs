@@ -101,7 +101,7 @@ fn shown(ids: &[u32]) -> String {
 fn refuse_constraint(options: &GenerateOptions) -> Result<(), Error> {
     #[cfg(feature = "grammar")]
     if options.constraint.is_some() {
-        let (expected, found) = ("a text without a constraint".into(), "one that must match something".into());
+        let (expected, found) = ("no constraint with it".into(), "a constraint".into());
         return Err(Error::Option { option: "beams", expected, found });
     }
     let _ = options;

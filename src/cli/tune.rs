@@ -72,8 +72,8 @@ pub fn tune(args: &TuneArgs) -> Result<(), Failure> {
         "\nRows, blocks and tokens are rounded up to powers of two: one choice serves all shapes in between."
     )?;
     match device.tuning_file() {
-        Some(path) => writeln!(out, "kept in {}", path.display())?,
-        None => writeln!(out, "not kept: TILEWRIGHT_CACHE_DIR is empty")?,
+        Some(path) => writeln!(out, "saved to {}", path.display())?,
+        None => writeln!(out, "not saved: TILEWRIGHT_CACHE_DIR is empty")?,
     }
     Ok(out.flush()?)
 }

@@ -172,7 +172,7 @@ fn print_batches(out: &mut impl Write, rows: &[EmbedRow]) -> io::Result<()> {
             show_bytes(row.memory_bytes),
         )?;
     }
-    writeln!(out, "Counts and bytes are of a batch; texts are encoded anew each time.")
+    writeln!(out, "Counts and bytes are per batch; texts are encoded again every time.")
 }
 
 fn print_roofline(out: &mut impl Write, rows: &[EmbedRow]) -> io::Result<()> {
@@ -214,7 +214,7 @@ fn print_roofline(out: &mut impl Write, rows: &[EmbedRow]) -> io::Result<()> {
             predicted(&|seconds| format!("{:.2}x", row.seconds / seconds)),
         )?;
     }
-    writeln!(out, "Predicted from the two batches with the fewest tokens; above 100% weights fit a cache.")
+    writeln!(out, "Predicted from the two batches with the fewest tokens; above 100% the weights fit in a cache.")
 }
 
 fn print_parts(out: &mut impl Write, parts: &EmbedParts) -> io::Result<()> {
@@ -245,7 +245,7 @@ fn print_flights(out: &mut impl Write, device: &Device, rows: &[FlightRow]) -> i
         writeln!(out, "{:<32} {rate:>28} {:>7.2}x", format!("{} in flight", row.in_flight), row.ratio)?;
     }
     if !device.is_gpu() {
-        writeln!(out, "The CPU computes a batch when it is submitted, so one is in flight whatever is allowed.")?;
+        writeln!(out, "The CPU computes a batch when it is submitted, so only one is ever in flight.")?;
     }
     Ok(())
 }

@@ -280,7 +280,7 @@ fn print_searches(out: &mut impl Write, choice: &MolChoice, args: &MolBenchArgs)
             trial.seconds * 1e3,
             exact / trial.seconds,
             trial.scored,
-            if i == choice.best { format!("  fastest from {} on", args.recall) } else { String::new() },
+            if i == choice.best { format!("  fastest with at least {}", args.recall) } else { String::new() },
         )?;
     }
     Ok(())

@@ -234,7 +234,7 @@ fn print_more(out: &mut impl Write, rows: &[ServeRow]) -> io::Result<()> {
     writeln!(
         out,
         "\n{:<12} {:>13} {:>13} {:>13} {:>13} {:>16}",
-        "load", "prompt tokens", "of them known", "generated", "tokens/pass", "refused p99 ms"
+        "load", "prompt tokens", "cached", "generated", "tokens/pass", "refused p99 ms"
     )?;
     for row in rows {
         let batch = row.server.map_or("-".into(), |server| format!("{:.2}", server.tokens_per_decode_pass));

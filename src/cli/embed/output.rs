@@ -45,7 +45,7 @@ impl OutputFormat {
             "arrows" => OutputFormat::ArrowStream,
             "arrow" | "feather" => OutputFormat::ArrowFile,
             "parquet" => OutputFormat::Parquet,
-            _ => return Err(EmbedError::Usage(format!("{}: --format must say what to write", path.display()))),
+            _ => return Err(EmbedError::Usage(format!("{}: unknown extension; set --format", path.display()))),
         })
     }
 
