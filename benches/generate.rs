@@ -95,7 +95,7 @@ fn copying() -> Result<(), Error> {
         let mut session = Model::load(&Device::cpu(), &file, LoadOptions::default())?.session()?;
         let (mut rates, mut guessed) = ([Vec::new(), Vec::new()], Speculation::default());
         for round in 0..=ROUNDS {
-            for (rates, prompt_lookup) in rates.iter_mut().zip([0, GenerateOptions::MOST_GUESSES]) {
+            for (rates, prompt_lookup) in rates.iter_mut().zip([0, GenerateOptions::MAX_DRAFT_TOKENS]) {
                 session.clear();
                 let options =
                     GenerateOptions { ignore_eos: true, prompt_lookup, ..GenerateOptions::greedy(want.len()) };

@@ -1,9 +1,9 @@
-// Pictures of the demo page for the README, of real runs: each view with something in it.
+// Pictures of the demo page for the README and docs/demo.md, of real runs: each view with something in it.
 //
 //     scripts/build-web && node scripts/pictures.mjs [FOLDER] [--all]
 //
-// FOLDER is assets/pictures without one. `--all` takes each view light and dark, on a desk and a phone; without it those that the README
-// shows. The search needs MiniLM, which scripts/test-data fetches. A picture of more than 200 KB is an error.
+// FOLDER is assets/pictures without one. `--all` takes each view light and dark, on a desk and a phone; without it those that they
+// show. The search needs MiniLM, which scripts/test-data fetches. A picture of more than 200 KB is an error.
 
 import { mkdirSync, statSync } from "node:fs";
 import { join } from "node:path";

@@ -1,11 +1,25 @@
-//! What a model answers, taken apart while it streams: thinking, text, tool calls.
+//! The output of a model, taken apart while it streams: reasoning, text, tool calls.
 //!
 //! ```text
 //! pieces (token id, text) --marks by id, or by text where they are no tokens--> state --> events
 //!                                            call: scanner finds its end --> values read it whole
 //! ```
-//! The room knows the tokenizer and nothing below it. However an answer is cut into pieces, its events are the same, but
-//! for where texts are cut. Time is linear in the answer.
+//! This module knows the tokenizer, and no device, model or template. However the output is cut into pieces, its
+//! events are the same, except for where texts are cut. Time is linear in the output.
+//!
+//! - `format.rs` has each family's marks and finds the family by the template's text. `body.rs` finds the end of a
+//!   call character by character; `values.rs` reads the whole call.
+//! - A mark that is a token counts by its id, so a model may write about `<think>`. Otherwise its letters count,
+//!   those of a reasoning mark only at the beginning. A mark inside a string of a call is text.
+//! - Text may lag behind its id (stop texts, incomplete characters), so the reader decodes ids itself to place a
+//!   mark.
+//! - A scanner refuses a character that cannot stand where it does, so text that is no call is passed on at once and
+//!   a call after it is still found. A call has at most 1 MiB and 64 levels. Broken calls are passed on as they were
+//!   written, with a `Problem`.
+//! - Only known mistakes are repaired: missing tags of Qwen3-Coder, calls inside an open thought, missing closing
+//!   marks, arguments as a string of JSON, malformed harmony headers, plain quotes of Gemma 4.
+//! - Values in `<parameter=...>` have no type: the tool's schema decides about strings. Without one, JSON and
+//!   Python's literals are values.
 
 mod body;
 mod format;

@@ -634,7 +634,7 @@ mod tests {
             vocab_size: 128_256,
             max_seq_len: 8192,
             blocks: vec![block; 16],
-            n_further: 0,
+            n_mtp: 0,
             norm: NormKind::Rms,
             norm_eps: 1e-5,
             ropes: Vec::new(),

@@ -6,6 +6,20 @@
 //! A template is a program in the Jinja language that a stranger wrote, so it runs with a budget of steps, depth and
 //! bytes. What users wrote is told apart from what the template wrote throughout (`values`): only the template's own
 //! text can become control tokens, whatever a message contains and wherever the template puts it.
+//!
+//! A template means what `transformers` makes of it, oddities included: `tests/chat.rs` compares the templates of
+//! published models. It is read once; each conversation then walks its tree. Budgets grow with the conversation, so
+//! real ones never meet them (`tests/chat/bombs.rs` has those that do).
+//!
+//! - Loading never fails for a template: one that cannot be read, or that refuses a conversation, is an error when
+//!   used.
+//! - If a template fails, equivalent forms are tried (`adapted.rs`): one call per message, text as part of the
+//!   thought, arguments as text, an empty list of tools, calls as text.
+//! - The tokens that end an answer are learnt from a trial rendering with two messages.
+//!
+//! The engine is ours because a general one cannot give both guarantees. minijinja limits steps and recursion but not
+//! sizes, and a string doubles in three steps. Escaping the names of control tokens in messages, as `transformers` 5
+//! can, changes what a template sees (lengths, `split`), and misses names that are joined from two pieces.
 
 mod adapted;
 mod date;

@@ -3,6 +3,11 @@
 //! ```text
 //! ChatRequest --template, format--> ChatPrompt (ids, options, reader) --session or engine--> pieces --reader--> events
 //! ```
+//!
+//! Template, output format and grammar meet here: a request becomes the prompt, the generation options with what tool
+//! calls are constrained to and what ends an answer, and the reader of the output. The server, the command line and
+//! programs use it; the WASM modules do not, since none has both templates and grammars. It has the vocabulary and
+//! nothing on a device, so it outlives a model that is loaded again.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;

@@ -208,7 +208,7 @@ struct DeviceArgs {
     /// Show GPU driver output while a device is opened.
     #[arg(long)]
     verbose: bool,
-    /// Shader tier [default: the best for the adapter]; `f16`, `matrix8` and `matrix16` round operands.
+    /// Shader tier; `f16`, `matrix8` and `matrix16` round operands [default: the best for the adapter].
     #[arg(long, value_parser = parse_tier, env = "TILEWRIGHT_TIER", value_name = "TIER")]
     tier: Option<Tier>,
 }

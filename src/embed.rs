@@ -1,4 +1,10 @@
 //! Texts to vectors, and pairs of texts to scores: a loaded encoder, batches of texts, and what is remembered of them.
+//!
+//! A batch is packed without padding, and a text has the same vector, to the last bit, alone and in every batch: a
+//! tile of attention has rows of one sequence only, and products add along K in one order
+//! (`Linear::batch_invariant`). Texts are sorted by length within a window, cut into batches, and two batches are in
+//! flight, so the host encodes one while the device computes the other. Passes are recorded by size, rounded up, and
+//! kept. With a second device, each size of batch goes where it was faster (`place.rs`).
 
 mod batch;
 mod batcher;

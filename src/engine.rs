@@ -7,11 +7,11 @@
 //! [`Engine`] is a handle that threads share. [`Driver`] owns what is on the device and computes; it runs wherever its future
 //! is polled, natively usually on a thread of its own ([`Engine::spawn`]). Several devices have a driver each and one queue.
 
-mod ahead;
+mod decode_batch;
 #[cfg(not(target_arch = "wasm32"))]
-mod draft;
+mod draft_model;
+mod drafter;
 mod driver;
-mod guesses;
 mod options;
 mod pages;
 mod passes;

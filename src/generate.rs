@@ -4,44 +4,44 @@
 mod adapter;
 #[cfg(not(target_arch = "wasm32"))]
 mod beam;
-#[cfg(not(target_arch = "wasm32"))]
-mod front;
-mod further;
+mod completion;
+mod constraint;
+mod disk_offload;
+mod disk_tables;
+mod expert_cache;
 mod generation;
-mod guide;
-mod held;
 mod in_flight;
 mod inside;
-mod kept;
 mod loader;
 mod logprobs;
 mod lookup;
 mod mailbox;
 mod model;
+mod mtp;
 mod options;
 mod pace;
 mod part;
 mod passes;
-mod rows;
+mod pending_text;
+#[cfg(not(target_arch = "wasm32"))]
+mod pipeline;
 mod saved;
 mod sequence;
 mod session;
 mod stats;
 mod stop;
-mod streamed;
-mod written;
 
 #[cfg(feature = "lora")]
 pub use adapter::Adapter;
 #[cfg(not(target_arch = "wasm32"))]
 pub use beam::{Beam, BeamOptions};
-#[cfg(not(target_arch = "wasm32"))]
-pub use front::DeviceLayers;
+pub(crate) use completion::{Completion, Decoded};
+pub(crate) use constraint::{TokenConstraint, token_constraint};
+pub use disk_offload::Streaming;
+pub use expert_cache::ExpertCacheStats;
 pub use generation::{CancelHandle, Generation, Piece, StopReason};
-pub(crate) use guide::{TokenGuide, guide};
 pub(crate) use in_flight::InFlight;
 pub use inside::{HeadWeights, TimedDispatch, Timeline};
-pub use kept::KeptStats;
 pub use logprobs::Logprobs;
 pub(crate) use lookup::{judge, look_up};
 pub(crate) use model::Adapted;
@@ -56,10 +56,10 @@ pub use passes::PASS_SIZES;
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use passes::record_pass;
 pub(crate) use passes::rows_for;
+#[cfg(not(target_arch = "wasm32"))]
+pub use pipeline::DeviceLayers;
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use saved::SessionLoader;
 pub(crate) use sequence::{Sequence, slide};
 pub use session::{Session, Snapshot};
 pub use stats::{Speculation, Stats};
-pub use streamed::Streaming;
-pub(crate) use written::{Completed, Written};

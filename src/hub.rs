@@ -12,7 +12,12 @@
 //! cache does not have are downloaded. A file enters the cache when all of it is there and has the size and the digest that
 //! the list says. The cache has the layout of `huggingface_hub`, so what other programs downloaded is used, and the reverse.
 //!
-//! This room waits for the network: it is for the command line and for programs that may block.
+//! This module blocks on the network: it is for the command line and for programs that may block.
+//!
+//! A hub is not trusted. Names that lead out of the cache are refused before anything is downloaded, all requests go
+//! to the commit that the list names, and what an earlier run left counts only if the digest of the whole is right.
+//! The token goes to the hub's scheme, host and port alone, so redirects are followed here and not by the HTTP
+//! library. After five attempts in a row that bring less than 1 MiB each, a download fails.
 
 mod address;
 mod cache;

@@ -1,7 +1,7 @@
 //! From a file to a model: which format it is, what its keys mean, where each weight lies.
 //!
-//! `formats` reads bytes and knows no model; `model` records passes and knows no file. This room stands between them:
-//! it turns GGUF metadata or a `config.json` into a [`ModelShape`], and serves tensors under GGUF's names.
+//! `formats` reads bytes and knows no model; `model` records passes and knows no file. This module is between them: it
+//! turns GGUF metadata or a `config.json` into a [`ModelShape`], and serves tensors under GGUF's names.
 
 mod architectures;
 mod catalog;
@@ -53,7 +53,7 @@ pub use loader::Loader;
 #[cfg(feature = "lora")]
 pub use lora::AdapterFile;
 #[cfg(feature = "lora")]
-pub(crate) use lora::Factors;
+pub(crate) use lora::LoraFactors;
 pub use outline::{Outline, WeightShare};
 #[cfg(not(target_arch = "wasm32"))]
 pub(crate) use placement::layers_before;
@@ -61,7 +61,7 @@ pub(crate) use placement::{Asked, ExpertSizes, InFile, LayerSizes, Needs, Placem
 pub use reader::{FileName, Head, HeaderReader};
 #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
 pub(crate) use shards::{numbered, stem};
-pub(crate) use unread::FURTHER_TOKENS;
+pub(crate) use unread::MTP;
 pub use vocab::vocab_from_gguf;
 
 /// What a model's files say of it, short of the weights themselves.
@@ -78,7 +78,7 @@ pub struct ModelHeader {
     pub catalog: Catalog,
     /// The block of the head that guesses the token after the next one, if the files have one: it becomes the last of
     /// [`ModelConfig::blocks`] where the head is wanted.
-    pub further: Option<Block>,
+    pub mtp: Option<Block>,
     /// Parts of the model that are in its files and are not read, such as a vision tower.
     pub unread: Vec<&'static str>,
 }
@@ -96,7 +96,7 @@ impl ModelHeader {
     pub(crate) fn for_plan(&self) -> ModelHeader {
         let tokenizer =
             Err(Error::Tokenizer { field: "model".into(), expected: "a plan".into(), found: "texts".into() });
-        let ModelHeader { name, shape, catalog, further, .. } = self;
+        let ModelHeader { name, shape, catalog, mtp, .. } = self;
         let (name, shape, catalog) = (name.clone(), shape.clone(), catalog.clone());
         ModelHeader {
             name,
@@ -104,7 +104,7 @@ impl ModelHeader {
             tokenizer,
             chat: ChatSource::default(),
             catalog,
-            further: further.clone(),
+            mtp: mtp.clone(),
             unread: Vec::new(),
         }
     }

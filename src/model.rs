@@ -1,31 +1,31 @@
 //! Models: configuration, weights on a device, key/value cache, and the forward pass that records kernels.
 
-#[cfg(feature = "lora")]
-mod addends;
 mod block;
 mod config;
 mod decoder;
 mod encoder;
 mod experts;
 mod forward;
-mod further;
 mod kv_cache;
+#[cfg(feature = "lora")]
+mod lora;
+mod mtp;
 mod per_layer;
 mod stack;
 mod weights;
 
-#[cfg(feature = "lora")]
-pub use addends::FactorPlaces;
 pub use block::{Attention, Between, Block, Experts, FeedForward, NormPlace, Recurrence, SharedExpert};
 pub(crate) use config::{MAX_CONTEXT, MAX_DIM, MAX_LAYERS};
 pub use config::{ModelConfig, NormKind, PerLayer, PositionTable};
 pub use decoder::{Drawing, Ending, FetchedRows, PassTensors, Sampler, VERIFIED_ROWS};
 pub use encoder::{BatchSize, BatchTensors, ScoreConfig, ScoreHead};
 pub use experts::ExpertWeights;
-pub(crate) use experts::{ExpertPart, KeptExperts};
+pub(crate) use experts::{CachedExperts, ExpertPart};
 pub use forward::{Tap, Transformer};
-pub use further::{FurtherTensors, FurtherWeights};
 pub use kv_cache::{KvCache, LayerCache, Ring};
+#[cfg(feature = "lora")]
+pub use lora::FactorPlaces;
+pub use mtp::{MtpTensors, MtpWeights};
 pub use per_layer::{PerLayerHalf, PerLayerWeights};
 pub(crate) use stack::layer_of;
 pub use stack::{Destination, RowPlaces, SourceTensor, Stack, WeightSource};

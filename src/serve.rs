@@ -6,6 +6,25 @@
 //! ```
 //! Every request is checked in this order, so that what a stranger sends costs as little as it can. A client that goes away
 //! drops its answers, and that cancels them in the engine. Nothing of what requests say is logged.
+//!
+//! - **Order of checks.** `Host` and `Origin` come before the key, the key before the body. A page whose name
+//!   resolves to this machine (DNS rebinding) has that name in `Host`, so a host is `localhost`, an address of this
+//!   machine, or an allowed name. All keys are compared, as digests, in constant time.
+//! - **Connections** (`connections.rs`) are driven through hyper, because `axum::serve` has no limit on the time of
+//!   headers. Only HTTP/1.1 is spoken. At the limit, the connection that has waited longest for its client is closed,
+//!   after 200 ms at the least; busy ones are left alone. Bodies share a memory limit, of which the first 64 KiB of
+//!   each are exempt.
+//! - **Fields** are read one by one (`fields.rs`), so that an error names the field and unknown fields can be
+//!   refused. Parsing, templates and tokenizing run on threads, as many at a time as there are processors; grammars
+//!   get half of them.
+//! - **Back pressure.** Before a prompt is made, the engine is asked for room (`Engine::expect_room`): under
+//!   overload, most prompts would be made for nothing.
+//! - **Answers** (`answers.rs`, `sse.rs`). The body owns the answer's task: a client that leaves drops the body,
+//!   which drops the engine's stream and cancels the sequence. The status waits for the first part, so an early error
+//!   has its own status; after `keep_alive` without one, a comment line begins the answer.
+//! - **Models** (`models.rs`) are looked up by name; a name never becomes part of a path. Breakers belong to the
+//!   model's entry and outlive what is loaded. Static files are those that were there at the start.
+//! - **Traces** (`telemetry.rs`) are made where metrics are taken; the engine knows nothing of them.
 
 mod about;
 mod answers;

@@ -10,6 +10,11 @@
 //!
 //! Names of special tokens inside a text are text, unless [`EncodeOptions::parse_special`] says otherwise: what a
 //! user typed can then never steer the model.
+//!
+//! A pre-tokenizer is a list of steps: regular expressions, each with a scanner that gives the same pieces in linear
+//! time. Where llama.cpp and a model's own `tokenizer.json` differ, the latter counts. There is one BOS if the file
+//! adds it, the template writes it or the model needs it, and never a second (`roles.rs` also knows the ends of
+//! answers).
 
 mod bpe;
 mod cache;

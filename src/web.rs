@@ -1,4 +1,5 @@
-//! The surface for JavaScript. This module alone knows JavaScript; the npm package in `npm/` wraps it for people.
+//! The interface for JavaScript, which the npm package in `npm/` wraps. Below it, only `platform` and reads of bytes
+//! use types of JavaScript.
 //!
 //! Objects of JavaScript have camelCase keys. Errors are `Error` objects whose `code` is [`Error::code`].
 

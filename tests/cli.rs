@@ -240,7 +240,7 @@ fn guesses_change_no_text_and_are_counted() {
     // A text that ends before anything repeats.
     let said = text(&tilewright(&[&args[..7], &["1", "--prompt-lookup", "7"]].concat()).stderr);
     assert!(said.contains("no draft tokens"), "{said}");
-    fails(&[&args[..7], &["1", "--mtp", "3"]].concat(), 2, &["further_tokens", "without a head"]);
+    fails(&[&args[..7], &["1", "--mtp", "3"]].concat(), 2, &["mtp_tokens", "without a head"]);
     fails(&["run", BUILTIN, "--device", "cpu", "--prompt-lookup", "7"], 2, &["prompt_lookup", "temperature 0"]);
     fails(&["run", BUILTIN, "--device", "cpu", "--draft", BUILTIN], 2, &["draft", "temperature 0"]);
 }

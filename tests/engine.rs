@@ -587,7 +587,7 @@ fn what_no_engine_can_do_is_refused_by_name() {
         (with(GenerateOptions { temperature: f32::NAN, ..greedy(1) }), "temperature"),
         (with(GenerateOptions { prompt_lookup: 8, logprobs: None, ..greedy(1) }), "prompt_lookup"),
         (with(GenerateOptions { prompt_lookup: 3, ..greedy(1) }), "prompt_lookup"),
-        (with(GenerateOptions { further_tokens: 3, logprobs: None, ..greedy(1) }), "further_tokens"),
+        (with(GenerateOptions { mtp_tokens: 3, logprobs: None, ..greedy(1) }), "mtp_tokens"),
         (with(GenerateOptions { logit_bias: [(1 << 30, 1.0)].into(), ..greedy(1) }), "logit_bias"),
     ] {
         let said = refused(request);

@@ -14,12 +14,12 @@ mod common;
 mod experts;
 #[path = "load/families.rs"]
 mod families;
-#[path = "load/further.rs"]
-mod further;
 #[path = "load/hostile_config.rs"]
 mod hostile_config;
 #[path = "load/kept.rs"]
 mod kept;
+#[path = "load/mtp.rs"]
+mod mtp;
 #[path = "load/parts.rs"]
 mod parts;
 #[path = "load/pieces.rs"]

@@ -156,18 +156,18 @@ fn safetensors(tensors: &[(String, Vec<u64>, Vec<f32>)]) -> Vec<u8> {
     head.into_iter().chain(data).collect()
 }
 
-/// Factors of some size, which change logits by about their own size, and what they add to the matrix.
-struct Factors {
+/// LoraFactors of some size, which change logits by about their own size, and what they add to the matrix.
+struct LoraFactors {
     a: Vec<f32>,
     b: Vec<f32>,
     rank: usize,
 }
 
-impl Factors {
-    fn new(rng: &mut Rng, [rows, cols]: [usize; 2], rank: usize) -> Factors {
+impl LoraFactors {
+    fn new(rng: &mut Rng, [rows, cols]: [usize; 2], rank: usize) -> LoraFactors {
         let mut normal = |n: usize, scale: f64| (0..n).map(|_| (scale * rng.normal()) as f32).collect();
         let a = normal(rank * cols, (cols as f64).powf(-0.5));
-        Factors { a, b: normal(rows * rank, 0.4 * (rank as f64).powf(-0.5)), rank }
+        LoraFactors { a, b: normal(rows * rank, 0.4 * (rank as f64).powf(-0.5)), rank }
     }
 
     /// Element of the product, in f64.
@@ -232,7 +232,7 @@ fn logits_are_those_of_merged_weights() {
                 // GPT-2 has its matrices the other way.
                 let is_transposed = name == "gpt2";
                 let [rows, cols] = if is_transposed { [second, first] } else { [first, second] }.map(|n| n as usize);
-                let own = Factors::new(&mut rng, [rows, cols], R);
+                let own = LoraFactors::new(&mut rng, [rows, cols], R);
                 for (at, value) in values.iter_mut().enumerate() {
                     let (row, col) = if is_transposed { (at % rows, at / rows) } else { (at / cols, at % cols) };
                     let added = f64::from(ALPHA) / R as f64 * own.product(row, col);
@@ -288,7 +288,7 @@ fn quantised_weights_stay_as_they_are() {
         for info in header.tensors.iter().filter(|info| info.name.starts_with("blk.")) {
             let &[rows, cols] = &info.shape[..] else { continue };
             assert_eq!(info.block_type, BlockType::F32, "{}", info.name);
-            let own = Factors::new(&mut rng, [rows as usize, cols as usize], R);
+            let own = LoraFactors::new(&mut rng, [rows as usize, cols as usize], R);
             let mut values = floats(info, &file);
             for (at, value) in values.iter_mut().enumerate() {
                 let added = own.product(at / cols as usize, at % cols as usize) * f64::from(ALPHA) / R as f64;
@@ -717,7 +717,7 @@ fn hostile_adapters_are_refused_by_name() {
         ("embed_tokens", with_file(renamed("layers.1.self_attn.q_proj", "embed_tokens"))),
         ("input_layernorm", with_file(renamed("self_attn.q_proj", "input_layernorm"))),
         ("experts", with_file(renamed("self_attn.q_proj", "mlp.experts.3.down_proj"))),
-        // Factors of factors, and the same matrix under two names.
+        // LoraFactors of factors, and the same matrix under two names.
         ("lora_A.lora_A", with_file(twice(&format!("{Q}.lora_A")))),
         ("lora_B.weight.lora_", with_file(twice(&format!("{Q}.lora_B.weight")))),
         ("a second time", with_file(twice("base_model.model.layers.1.self_attn.q_proj"))),

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tilewright::engine::{Engine, EngineOptions, Request};
 use tilewright::generate::{ContextPolicy, Piece};
+use tilewright::grammar::Constraint;
 use tilewright::kernels::KvType;
 use tilewright::{Device, GenerateOptions, LoadOptions, Model};
 
@@ -92,6 +93,7 @@ struct Computed {
     lora: usize,
     offload: usize,
     slide: usize,
+    constraint: usize,
 }
 
 #[test]
@@ -103,7 +105,7 @@ fn every_model_has_the_same_texts_alone_and_beside_others_in_every_way() {
     }
     println!("{n_models} models: {n:?}");
     assert!(n_models >= 30, "{n_models} models");
-    assert_eq!((n.plain, n.look_up, n.slide), (n_models, n_models, n_models));
+    assert_eq!((n.plain, n.look_up, n.slide, n.constraint), (n_models, n_models, n_models, n_models));
     assert!(n.draft > 20 && n.lora >= 5 && n.offload >= 5, "{n:?}");
 }
 
@@ -189,6 +191,44 @@ fn one_model(device: &Device, path: &Path, n: &mut Computed) {
         assert_eq!(ids_of(text), of_session(&short, &request.ids, &slides), "{name}: a session that slides");
     }
     n.slide += 1;
+
+    let folder = with_tokenizer(path);
+    let model = load(device, &folder, LoadOptions::default());
+    let even = GenerateOptions { constraint: Some(Constraint::Regex("(t[0-9]*[02468])+".into())), ..greedy() };
+    let requests: Vec<Request> = (0..)
+        .zip(prompts(&model))
+        .map(|(i, ids)| Request::new(ids, if i % 2 == 0 { even.clone() } else { greedy() }))
+        .collect();
+    let (found, _) = both("constraint", &model, &engine, &requests);
+    for (i, (text, request)) in found.iter().zip(&requests).enumerate() {
+        assert_eq!(ids_of(text), of_session(&model, &request.ids, &request.options), "{name}: a session's constraint");
+        match i % 2 {
+            0 => assert!(text.iter().all(|piece| piece.id % 2 == 0), "{name}: {:?}", ids_of(text)),
+            _ => assert_eq!(ids_of(text), ids_of(&want[i]), "{name}: beside constraints"),
+        }
+    }
+    n.constraint += 1;
+}
+
+/// The folder with a tokenizer, whose tokens are `t0`, `t1` and so on.
+fn with_tokenizer(path: &Path) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("matrix").join(name_of(path));
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(path.join(name), folder.join(name)).unwrap();
+    }
+    let config: serde_json::Value = serde_json::from_slice(&std::fs::read(path.join("config.json")).unwrap()).unwrap();
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        (0..config["vocab_size"].as_u64().unwrap()).map(|id| (format!("t{id}"), id.into())).collect();
+    let byte_level = serde_json::json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
+    });
+    let tokenizer = serde_json::json!({
+        "added_tokens": [], "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null,
+        "decoder": byte_level, "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    folder
 }
 
 /// The same model with a part of it in the file, if that saves memory: of most of these, layers take less than what passes need beside

@@ -511,7 +511,7 @@ mod tests {
             vocab_size: 30_522,
             max_seq_len: 512,
             blocks: vec![block; 6],
-            n_further: 0,
+            n_mtp: 0,
             norm: NormKind::Layer { bias: true },
             norm_eps: 1e-12,
             ropes: Vec::new(),

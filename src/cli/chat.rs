@@ -416,7 +416,7 @@ impl Chat<'_> {
                 Some(StopReason::ContextFull) => "; the context is full, /clear empties it",
                 _ => "",
             };
-            let is_asked_for = options.prompt_lookup > 0 || options.further_tokens > 0 || self.draft.is_some();
+            let is_asked_for = options.prompt_lookup > 0 || options.mtp_tokens > 0 || self.draft.is_some();
             let guessed = guess::told(is_asked_for, speculation).map_or(String::new(), |told| format!("; {told}"));
             eprintln!(
                 "[prefill {} tokens, decode {} tokens, {:.1} tokens/s{guessed}{note}]",

@@ -61,7 +61,7 @@ pub fn run(
         max_queued: n_at_once as usize,
         prompt_lookup: options.prompt_lookup,
         draft_tokens,
-        further_tokens: options.further_tokens,
+        mtp_tokens: options.mtp_tokens,
         ..EngineOptions::default()
     };
     let (engine, mut driver) = Engine::new(model, &engine_options)?;

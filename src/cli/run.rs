@@ -11,7 +11,7 @@ use serde_json::json;
 #[cfg(all(feature = "chat", feature = "grammar"))]
 use tilewright::answer::Format;
 use tilewright::answer::{AnswerReader, ToolCall};
-use tilewright::generate::{ContextPolicy, DeviceLayers, Generation, KeptStats, Stats, StopReason, Streaming};
+use tilewright::generate::{ContextPolicy, DeviceLayers, ExpertCacheStats, Generation, Stats, StopReason, Streaming};
 use tilewright::kernels::KvType;
 use tilewright::load::ModelFile;
 use tilewright::tokenizer::EncodeOptions;
@@ -345,12 +345,12 @@ impl ModelArgs {
         guess: &GuessArgs,
         draft: Option<&'a DraftArgs>,
     ) -> Recovery<'a, Model> {
-        let further_tokens = guess.mtp > 0;
+        let mtp_tokens = guess.mtp > 0;
         // What its opening had to say was said at the first time.
         let open = move || self.device.choose();
         let load = move |device: &Device| {
             let layers_on = self.open_layers_on(device, |choice| self.device.open_one(choice))?;
-            let options = LoadOptions { further_tokens, layers_on, ..self.options() };
+            let options = LoadOptions { mtp_tokens, layers_on, ..self.options() };
             let model = load(path, device, options)?;
             if self.stream_rows && model.streaming().is_none_or(|streaming| streaming.tables_bytes == 0) {
                 eprintln!("notice: --stream-rows has no effect: the model has no table that can be read by row");
@@ -397,7 +397,7 @@ fn tell_streaming(streaming: &Streaming) {
     }
     let bytes = show_bytes(streamed_bytes);
     match experts {
-        Some(KeptStats { n_experts, n_kept, .. }) => eprintln!(
+        Some(ExpertCacheStats { n_experts, n_kept, .. }) => eprintln!(
             "notice: {n_kept} of {n_experts} experts fit in memory; others are read from the file when a token selects \
              them, and long passes read all of these, {bytes}{hint}",
         ),
@@ -445,7 +445,7 @@ impl SamplingArgs {
             ignore_eos: self.ignore_eos,
             context_policy: if self.slide { ContextPolicy::Slide } else { ContextPolicy::Stop },
             prompt_lookup: self.guess.prompt_lookup,
-            further_tokens: self.guess.mtp,
+            mtp_tokens: self.guess.mtp,
             #[cfg(feature = "grammar")]
             constraint: self.constraint.constraint()?,
             ..GenerateOptions::default()

@@ -377,7 +377,7 @@ impl Loader {
         let model = self.args.adapted(run::load(
             path,
             device,
-            LoadOptions { layers_on, further_tokens: self.engine.further_tokens > 0, ..self.args.options() },
+            LoadOptions { layers_on, mtp_tokens: self.engine.mtp_tokens > 0, ..self.args.options() },
         )?)?;
         let adapters = self.adapters_of(name).map(|adapter| Ok((adapter.name.clone(), adapter.lora.load(&model)?)));
         let model = model.with_adapters(adapters.collect::<Result<Vec<_>, Error>>()?)?;
@@ -486,7 +486,7 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         step_limit: step_limit.map(Duration::from_secs),
         prompt_lookup,
         draft_tokens: draft.n(),
-        further_tokens: mtp,
+        mtp_tokens: mtp,
     };
     engine.check()?;
     let adapters = args.lora_adapter.clone();

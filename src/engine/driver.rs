@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use web_time::Instant;
 
-use super::ahead::{Ahead, Run};
-use super::guesses::Guesses;
+use super::decode_batch::{DecodeBatch, Run};
+use super::drafter::Drafter;
 use super::options::EngineOptions;
 use super::pages::Pages;
 use super::passes::{Passes, RowsForm, Sizes};
 use super::queue::{EngineState, EngineStats, Shared, Waiting};
 use super::running::Running;
-use super::stream::Teller;
+use super::stream::ResponseSender;
 #[cfg(not(target_arch = "wasm32"))]
 use super::watchdog::Watchdog;
 use crate::device::Device;
@@ -38,14 +38,14 @@ pub struct Driver {
     number: usize,
     options: EngineOptions,
     passes: Passes,
-    guesses: Guesses,
+    drafter: Drafter,
     pages: Pages,
     /// Places among states and tokens that no sequence has.
     slots: Vec<u32>,
     /// In the order in which they began.
     running: Vec<Running>,
     /// Passes over rows that were submitted and not read.
-    ahead: Ahead,
+    batch: DecodeBatch,
     /// Tokens so far.
     n_generated: u64,
     /// Why it computes no more.
@@ -59,8 +59,8 @@ impl Drop for Driver {
     fn drop(&mut self) {
         let reason = self.stopped.take().unwrap_or_else(|| "its driver is gone".into());
         let n_failed = self.running.len() as u64;
-        for Running { teller, .. } in self.running.drain(..) {
-            teller.fail(Error::Stopped { reason: reason.clone() });
+        for Running { response, .. } in self.running.drain(..) {
+            response.fail(Error::Stopped { reason: reason.clone() });
         }
         self.shared.update(self.number, 0, |stats| {
             stats.n_running = 0;
@@ -77,8 +77,8 @@ impl Driver {
         shared: Arc<Shared>,
         number: usize,
     ) -> Result<Driver, Error> {
-        let guesses = Guesses::of(model, options)?;
-        let passes = make_passes(model, options, u32::MAX, guesses.plan())?;
+        let drafter = Drafter::of(model, options)?;
+        let passes = make_passes(model, options, u32::MAX, drafter.plan())?;
         let pages = new_pages(model, options, &passes);
         let driver = Driver {
             model: model.clone(),
@@ -86,28 +86,28 @@ impl Driver {
             number,
             options: options.clone(),
             passes,
-            guesses,
+            drafter,
             pages,
             slots: slots(options),
             running: Vec::new(),
-            ahead: Ahead::default(),
+            batch: DecodeBatch::default(),
             n_generated: 0,
             stopped: None,
             #[cfg(not(target_arch = "wasm32"))]
             watchdog: options.step_limit.map(Watchdog::begin).transpose()?,
         };
-        driver.tell_device();
+        driver.publish_devices();
         driver.update(|_| {});
         Ok(driver)
     }
 
     /// Memory of the weights and of what all sequences share, on all devices that compute layers, with that of a draft model.
     pub fn plan(&self) -> MemoryPlan {
-        self.passes.whole_plan() + self.guesses.plan()
+        self.passes.whole_plan() + self.drafter.plan()
     }
 
     /// Computes until no request comes any more. After an error all that were computed have failed. After a panic it ends, and who
-    /// asks later is told so: nothing says what the panic has left on the device.
+    /// asks later is unread so: nothing says what the panic has left on the device.
     pub async fn run(&mut self) {
         self.run_by(None).await;
     }
@@ -250,7 +250,7 @@ impl Driver {
         }
     }
 
-    /// Computes nothing from now on. Whoever waits is told so if no other driver is left.
+    /// Computes nothing from now on. Whoever waits is unread so if no other driver is left.
     fn stop(&mut self, reason: &str) {
         self.stopped = Some(reason.into());
         self.give_up(&Error::Stopped { reason: reason.into() });
@@ -283,12 +283,12 @@ impl Driver {
     /// is less memory: texts that it has no room for wait then.
     pub(crate) fn go_on_with(&mut self, model: Model) -> Result<(), Error> {
         self.model = model;
-        self.ahead = Ahead::default();
-        self.tell_device();
+        self.batch = DecodeBatch::default();
+        self.publish_devices();
         // The old ones give their memory back first.
-        self.guesses = Guesses::default();
-        self.guesses = Guesses::of(&self.model, &self.options)?;
-        self.passes = make_passes(&self.model, &self.options, self.passes.n_pages() - 1, self.guesses.plan())?;
+        self.drafter = Drafter::default();
+        self.drafter = Drafter::of(&self.model, &self.options)?;
+        self.passes = make_passes(&self.model, &self.options, self.passes.n_pages() - 1, self.drafter.plan())?;
         self.running.iter_mut().for_each(Running::lose_pages);
         for i in (0..self.running.len()).rev() {
             if let Some(error) = self.model.adapted_by(self.running[i].request.adapter.as_deref()).err() {
@@ -329,7 +329,7 @@ impl Driver {
         computed
     }
 
-    fn tell_device(&self) {
+    fn publish_devices(&self) {
         self.shared.set_devices(self.number, self.model.devices().cloned().collect());
     }
 
@@ -351,14 +351,14 @@ impl Driver {
         self.compute().await
     }
 
-    /// Ends all sequences with an error, of which all but the first are told in words.
+    /// Ends all sequences with an error, of which all but the first are unread in words.
     pub(crate) fn fail(&mut self, error: Error) {
         let said = copy_of(&error);
         let mut error = Some(error);
-        self.ahead = Ahead::default();
+        self.batch = DecodeBatch::default();
         for sequence in std::mem::take(&mut self.running) {
-            let teller = self.leave(sequence);
-            teller.fail(error.take().unwrap_or_else(|| copy_of(&said)));
+            let response = self.leave(sequence);
+            response.fail(error.take().unwrap_or_else(|| copy_of(&said)));
             self.update(|stats| stats.n_failed += 1);
         }
         // Nobody knows what passes have left in them.
@@ -367,11 +367,11 @@ impl Driver {
 
     /// The same after a panic, which may have left anything half changed: what keeps account begins anew.
     fn give_up(&mut self, error: &Error) {
-        self.ahead = Ahead::default();
+        self.batch = DecodeBatch::default();
         let n_panics = u64::from(matches!(error, Error::Panic { .. }));
         let n_failed = self.running.len() as u64;
-        for Running { teller, .. } in self.running.drain(..) {
-            teller.fail(copy_of(error));
+        for Running { response, .. } in self.running.drain(..) {
+            response.fail(copy_of(error));
         }
         self.pages = new_pages(&self.model, &self.options, &self.passes);
         self.slots = slots(&self.options);
@@ -388,7 +388,7 @@ impl Driver {
         self.update(|stats| stats.n_failed += 1);
     }
 
-    fn leave(&mut self, sequence: Running) -> Teller {
+    fn leave(&mut self, sequence: Running) -> ResponseSender {
         self.slots.push(sequence.slot);
         sequence.end(&mut self.pages)
     }
@@ -416,7 +416,7 @@ impl Driver {
     async fn compute_all(&mut self) -> Result<(), Error> {
         self.drop_over();
         // Sequences begin where no pass has the rows of others.
-        if self.ahead.in_flight.is_empty() {
+        if self.batch.in_flight.is_empty() {
             self.admit().await?;
             self.compute_prompt().await?;
             self.submit_rows().await?;
@@ -424,8 +424,8 @@ impl Driver {
         self.run_ahead().await?;
         self.read_rows().await?;
         // What is in flight may be of nobody any more.
-        if self.running.iter().all(|sequence| !self.ahead.has(sequence.slot)) {
-            self.ahead.in_flight.clear();
+        if self.running.iter().all(|sequence| !self.batch.has(sequence.slot)) {
+            self.batch.in_flight.clear();
         }
         Ok(())
     }
@@ -435,7 +435,7 @@ impl Driver {
         drop_waiting(&self.shared, self.number);
         let (mut i, now) = (0, Instant::now());
         while let Some(sequence) = self.running.get(i) {
-            match over(&sequence.teller, sequence.request.deadline, now) {
+            match over(&sequence.response, sequence.request.deadline, now) {
                 Some(reason) => self.end(i, reason),
                 None => i += 1,
             }
@@ -445,12 +445,12 @@ impl Driver {
     /// Ends the `i`-th sequence.
     fn end(&mut self, i: usize, reason: StopReason) {
         let sequence = self.running.remove(i);
-        let teller = self.leave(sequence);
+        let response = self.leave(sequence);
         self.update(|stats| match reason {
             StopReason::Cancelled | StopReason::Deadline => stats.n_cancelled += 1,
             _ => stats.n_finished += 1,
         });
-        teller.end(reason);
+        response.end(reason);
     }
 
     /// Begins requests while there are places and pages.
@@ -459,19 +459,19 @@ impl Driver {
             let Some(mut waiting) = self.shared.take(self.number) else { break };
             let asked = &mut waiting.request.options;
             asked.prompt_lookup = asked.prompt_lookup.max(self.options.prompt_lookup);
-            asked.further_tokens = match self.passes.has_further() {
-                true => asked.further_tokens.max(self.options.further_tokens),
+            asked.mtp_tokens = match self.passes.has_mtp() {
+                true => asked.mtp_tokens.max(self.options.mtp_tokens),
                 false => 0,
             };
             // The model may have been loaded again without its adapter.
             if let Err(error) = self.model.adapted_by(waiting.request.adapter.as_deref()) {
-                waiting.teller.fail(error);
+                waiting.response.fail(error);
                 self.update(|stats| stats.n_failed += 1);
                 continue;
             }
             if waiting.request.options.max_tokens == 0 {
-                waiting.teller.begin(waiting.request.ids.len(), 0);
-                waiting.teller.end(StopReason::MaxTokens);
+                waiting.response.begin(waiting.request.ids.len(), 0);
+                waiting.response.end(StopReason::MaxTokens);
                 self.update(|stats| stats.n_finished += 1);
                 continue;
             }
@@ -483,7 +483,7 @@ impl Driver {
                         self.put_back(sequence);
                         break;
                     }
-                    sequence.tell_begin();
+                    sequence.send_begin();
                     let n_cached = sequence.n_cached() as u64;
                     self.running.push(sequence);
                     self.update(|stats| stats.cached_tokens += n_cached);
@@ -561,9 +561,9 @@ impl Driver {
         let row = sequence.row(ids.len() as u32);
         passes.compute_prompt((model, adapted), row.clone(), &ids).await?;
         #[cfg(not(target_arch = "wasm32"))]
-        if passes.has_further() {
-            let came_next = sequence.came_next(row.pos as usize, ids.len());
-            passes.follow_prompt(model, row, came_next).await?;
+        if passes.has_mtp() {
+            let next_ids = sequence.next_ids(row.pos as usize, ids.len());
+            passes.mtp_follow(model, row, next_ids).await?;
         }
         sequence.computed_prompt(ids.len(), pages);
         keep_states(passes, pages, sequence)?;
@@ -579,20 +579,20 @@ impl Driver {
         let model = self.model.clone();
         #[cfg(not(target_arch = "wasm32"))]
         let of_head = {
-            let Driver { guesses, passes, running, pages, .. } = self;
-            guesses.ask_head(&model, passes, running, pages).await?
+            let Driver { drafter, passes, running, pages, .. } = self;
+            drafter.draft_by_mtp(&model, passes, running, pages).await?
         };
         #[cfg(target_arch = "wasm32")]
         let of_head = HashMap::new();
         self.keep_running(|sequence, pages| sequence.choose_angles(&model, pages));
-        let Driver { running, ahead, .. } = self;
+        let Driver { running, batch, .. } = self;
         let mut ready: Vec<usize> = (0..running.len()).filter(|&i| running[i].is_ready()).collect();
         if ready.is_empty() {
             return Ok(());
         }
         // A pass has the weights of one adapter. They take turns, in the order of their names.
         let adapters = || ready.iter().map(|&i| &running[i].request.adapter);
-        let next = adapters().filter(|adapter| **adapter > ahead.adapter).min().or(adapters().min());
+        let next = adapters().filter(|adapter| **adapter > batch.adapter).min().or(adapters().min());
         let adapter = next.cloned().flatten();
         ready.retain(|&i| running[i].request.adapter == adapter);
         // Where tokens are computed once more, some sequences may have to wait for the next pass.
@@ -603,22 +603,22 @@ impl Driver {
             n_free -= if has_room { n_rows } else { 0 };
             has_room
         });
-        let Driver { guesses, passes, running, .. } = self;
-        let guesses = guesses.of_ready((&model, passes), (running, &ready), of_head, n_free).await?;
-        let pages_for = |(&i, guesses): (&usize, &Vec<u32>)| {
+        let Driver { drafter, passes, running, .. } = self;
+        let drafts = drafter.draft((&model, passes), (running, &ready), of_head, n_free).await?;
+        let pages_for = |(&i, drafts): (&usize, &Vec<u32>)| {
             let sequence = &self.running[i];
-            sequence.pages_for(sequence.n_rows() + guesses.len())
+            sequence.pages_for(sequence.n_rows() + drafts.len())
         };
-        self.make_free(ready.iter().zip(&guesses).map(pages_for).sum()).await?;
+        self.make_free(ready.iter().zip(&drafts).map(pages_for).sum()).await?;
         let Driver { model, passes, pages, running, .. } = self;
-        let n_guesses: usize = guesses.iter().map(Vec::len).sum();
-        let n_rows = ready.iter().map(|&i| running[i].n_rows()).sum::<usize>() + n_guesses;
+        let n_drafts: usize = drafts.iter().map(Vec::len).sum();
+        let n_rows = ready.iter().map(|&i| running[i].n_rows()).sum::<usize>() + n_drafts;
         let sampler = Sampler {
             penalize: ready.iter().any(|&i| running[i].penalizes()),
-            mask: ready.iter().any(|&i| running[i].is_guided()),
+            mask: ready.iter().any(|&i| running[i].is_constrained()),
             draw: match ready.iter().filter(|&&i| running[i].draws()).count() {
                 0 => Drawing::None,
-                // Idle rows of a pass draw nothing, nor do those of guesses.
+                // Idle rows of a pass draw nothing, nor do those of drafts.
                 n if n.is_power_of_two() && n == n_rows => Drawing::All,
                 _ => Drawing::Some,
             },
@@ -631,12 +631,12 @@ impl Driver {
         // Of a row whose text may go on with any token.
         let all =
             if sampler.mask { vec![u32::MAX; mask_words(model.config().vocab_size) as usize] } else { Vec::new() };
-        for (&i, guesses) in ready.iter().zip(&guesses) {
+        for (&i, drafts) in ready.iter().zip(&drafts) {
             let (row, sequence) = (rows.len(), &mut running[i]);
-            sequence.make_room(sequence.n_rows() + guesses.len(), pages)?;
-            rows.extend(sequence.rows(guesses));
+            sequence.make_room(sequence.n_rows() + drafts.len(), pages)?;
+            rows.extend(sequence.rows(drafts));
             let (slot, pos) = (sequence.slot, sequence.n_cached());
-            runs.push(Run { slot, pos, n_rows: sequence.n_rows(), n_guesses: guesses.len() });
+            runs.push(Run { slot, pos, n_rows: sequence.n_rows(), n_drafts: drafts.len() });
             settings.resize(rows.len(), sequence.sampling());
             if sequence.penalizes() {
                 // Those that are chosen join them on the device.
@@ -673,22 +673,22 @@ impl Driver {
         }
         let form = RowsForm { sampler, has_runs: n_rows > ready.len() };
         let ids = rows.iter().map(|row: &StateRow| row.token).collect();
-        let Ahead { in_flight, mut pace, .. } = std::mem::take(&mut self.ahead);
+        let DecodeBatch { in_flight, mut pace, .. } = std::mem::take(&mut self.batch);
         pace.pause();
-        self.ahead = Ahead { runs, ids, form, adapter, broken, in_flight, pace };
+        self.batch = DecodeBatch { runs, ids, form, adapter, broken, in_flight, pace };
         passes.set_rows(model, rows).await?;
-        self.update(|stats| stats.drafted_tokens += n_guesses as u64);
+        self.update(|stats| stats.drafted_tokens += n_drafts as u64);
         self.submit_pass(Running::submitted_rows).await
     }
 
     /// Submits the pass over the rows of those that are in flight, and has their sequences know of it.
     async fn submit_pass(&mut self, submitted: impl Fn(&mut Running, usize)) -> Result<(), Error> {
-        let Driver { model, passes, running, ahead, .. } = self;
-        let adapted = model.adapted_by(ahead.adapter.as_deref())?;
-        ahead.in_flight.push(passes.submit_rows((model, adapted), ahead.ids.len() as u32, ahead.form).await?, true);
-        for run in &ahead.runs {
+        let Driver { model, passes, running, batch, .. } = self;
+        let adapted = model.adapted_by(batch.adapter.as_deref())?;
+        batch.in_flight.push(passes.submit_rows((model, adapted), batch.ids.len() as u32, batch.form).await?, true);
+        for run in &batch.runs {
             if let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == run.slot) {
-                submitted(sequence, run.n_guesses);
+                submitted(sequence, run.n_drafts);
             }
         }
         Ok(())
@@ -699,8 +699,8 @@ impl Driver {
     async fn run_ahead(&mut self) -> Result<(), Error> {
         while self.may_run_ahead() {
             self.make_free(self.running.iter().map(|sequence| sequence.pages_for(1)).sum()).await?;
-            let Driver { passes, pages, running, ahead, .. } = self;
-            for (row, run) in ahead.runs.iter().enumerate() {
+            let Driver { passes, pages, running, batch, .. } = self;
+            for (row, run) in batch.runs.iter().enumerate() {
                 let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == run.slot) else { continue };
                 let n_before = sequence.pages().len();
                 sequence.make_room(1, pages)?;
@@ -715,51 +715,51 @@ impl Driver {
     }
 
     fn may_run_ahead(&self) -> bool {
-        let n = self.ahead.in_flight.len();
+        let n = self.batch.in_flight.len();
         // Of those that wait the next one is to begin at once.
         let others_wait =
-            self.running.len() != self.ahead.runs.len() || (!self.slots.is_empty() && self.shared.has_waiting());
-        (1..self.ahead.pace.depth()).contains(&n)
+            self.running.len() != self.batch.runs.len() || (!self.slots.is_empty() && self.shared.has_waiting());
+        (1..self.batch.pace.depth()).contains(&n)
             && self.model.runs_ahead()
-            && !self.ahead.form.sampler.mask
-            && !self.ahead.form.has_runs
-            && !self.guesses.waits_for_tokens(&self.running, &self.passes)
+            && !self.batch.form.sampler.mask
+            && !self.batch.form.has_runs
+            && !self.drafter.needs_tokens(&self.running, &self.passes)
             && !others_wait
             && self.running.iter().all(|sequence| sequence.goes_on_after(n, &self.model))
     }
 
     /// Waits for the tokens of the oldest pass in flight, and has the texts go on with them.
     async fn read_rows(&mut self) -> Result<(), Error> {
-        if self.ahead.in_flight.is_empty() {
+        if self.batch.in_flight.is_empty() {
             return Ok(());
         }
-        let Driver { model, passes, running, ahead, guesses, .. } = self;
-        guesses.begin_read();
+        let Driver { model, passes, running, batch, drafter, .. } = self;
+        drafter.clear_mtp_rows();
         let device = model.device();
         let wants_logits =
-            running.iter().any(|sequence| sequence.request.options.logprobs.is_some() && ahead.has(sequence.slot));
+            running.iter().any(|sequence| sequence.request.options.logprobs.is_some() && batch.has(sequence.slot));
         // None is submitted after it while these are wanted.
         let logits: Vec<f32> = if wants_logits { device.read(&passes.rows().logits).await? } else { Vec::new() };
-        let chosen = ahead.next().await?;
+        let chosen = batch.next().await?;
 
         let vocab_size = model.config().vocab_size as usize;
         let context_length = model.context_length() as usize;
         let mut over: Vec<(u32, Result<StopReason, Error>)> = Vec::new();
-        let mut broken = std::mem::take(&mut ahead.broken);
+        let mut broken = std::mem::take(&mut batch.broken);
         let (mut n_generated, mut n_accepted) = (0, 0);
         let mut end = 0;
-        for &Run { slot, pos, n_rows, n_guesses } in &ahead.runs {
-            let (first, first_guess) = (end, end + n_rows);
-            end = first_guess + n_guesses;
+        for &Run { slot, pos, n_rows, n_drafts } in &batch.runs {
+            let (first, first_draft) = (end, end + n_rows);
+            end = first_draft + n_drafts;
             // Its text may have ended meanwhile.
             let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == slot) else { continue };
-            let (n_right, _) = judge(&ahead.ids[first_guess..end], &chosen[first_guess - 1..end]);
-            sequence.verified(n_right, n_guesses);
+            let (n_right, _) = judge(&batch.ids[first_draft..end], &chosen[first_draft - 1..end]);
+            sequence.verified(n_right, n_drafts);
             let mut n_accepted_here = 0;
             let mut is_over = false;
-            for row in first_guess - 1..first_guess + n_right {
+            for row in first_draft - 1..first_draft + n_right {
                 n_generated += 1;
-                n_accepted_here = row + 1 - first_guess;
+                n_accepted_here = row + 1 - first_draft;
                 let logits = logits.get(row * vocab_size..(row + 1) * vocab_size);
                 let accepted = match (broken.remove(&slot), chosen[row]) {
                     (Some(error), _) => Err(error),
@@ -773,11 +773,11 @@ impl Driver {
                 }
             }
             n_accepted += n_accepted_here as u64;
-            if passes.has_further() && sequence.asks_head() && !is_over {
-                guesses.left(first, sequence.followed_rows(pos, n_rows + n_right));
+            if passes.has_mtp() && sequence.uses_mtp() && !is_over {
+                drafter.add_mtp_rows(first, sequence.mtp_rows(pos, n_rows + n_right));
             }
-            if n_guesses > 0 {
-                sequence.teller.guessed(n_guesses, n_accepted_here);
+            if n_drafts > 0 {
+                sequence.response.drafted(n_drafts, n_accepted_here);
             }
         }
         self.n_generated += n_generated;
@@ -793,7 +793,7 @@ impl Driver {
                 Err(error) => self.fail_one(i, error),
             }
         }
-        // None of them has passes in flight: those that fill the context run ahead of nothing.
+        // None of them has passes in flight: those that fill the context run batch of nothing.
         self.keep_running(|sequence, pages| sequence.slide(context_length, pages));
         Ok(())
     }
@@ -835,8 +835,8 @@ fn meanwhile<T>(_: &Shared, _: usize, work: impl FnOnce() -> T) -> T {
 }
 
 /// Why a text is over that nobody wants any more, or whose time is over.
-fn over(teller: &Teller, deadline: Option<Instant>, now: Instant) -> Option<StopReason> {
-    match teller.is_cancelled() {
+fn over(response: &ResponseSender, deadline: Option<Instant>, now: Instant) -> Option<StopReason> {
+    match response.is_cancelled() {
         true => Some(StopReason::Cancelled),
         false => deadline.filter(|deadline| now >= *deadline).map(|_| StopReason::Deadline),
     }
@@ -845,10 +845,10 @@ fn over(teller: &Teller, deadline: Option<Instant>, now: Instant) -> Option<Stop
 /// Ends what of the requests that wait is over.
 fn drop_waiting(shared: &Shared, driver: usize) {
     let now = Instant::now();
-    let reason = |waiting: &Waiting| over(&waiting.teller, waiting.request.deadline, now);
+    let reason = |waiting: &Waiting| over(&waiting.response, waiting.request.deadline, now);
     for waiting in shared.drop_waiting(|waiting| reason(waiting).is_some()) {
         if let Some(reason) = reason(&waiting) {
-            waiting.teller.end(reason);
+            waiting.response.end(reason);
             shared.count(driver, |stats| stats.n_cancelled += 1);
         }
     }
@@ -904,7 +904,7 @@ fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: 
         spills,
         max_pass,
         kv_type,
-        further: options.further_tokens > 0 && model.config().n_further > 0,
+        mtp: options.mtp_tokens > 0 && model.config().n_mtp > 0,
     };
     let asked = options.cache_tokens.map(|tokens| tokens.div_ceil(PAGE).max(pages_each));
     let mut n_pages = asked.unwrap_or(n_sequences.saturating_mul(pages_each)).min(most);

@@ -25,17 +25,17 @@ pub struct EngineOptions {
     /// without `prefix_cache`.
     pub host_cache_bytes: u64,
     /// Tokens to guess by prompt look-up for greedy requests that do not ask for more themselves
-    /// ([`GenerateOptions::prompt_lookup`]), 0 to [`GenerateOptions::MOST_GUESSES`]; 0 is off. Passes have room for as many even with
-    /// few sequences. With many, guesses take the rows that are idle. Of a model whose layers keep states, nothing is guessed while this
-    /// and the next two are 0: states before wrong guesses take memory.
+    /// ([`GenerateOptions::prompt_lookup`]), 0 to [`GenerateOptions::MAX_DRAFT_TOKENS`]; 0 is off. Passes have room for as many even with
+    /// few sequences. With many, drafts take the rows that are idle. Of a model whose layers keep states, nothing is drafted while this
+    /// and the next two are 0: states before wrong drafts take memory.
     pub prompt_lookup: u32,
     /// The same by the model's draft model, if it has one ([`Model::with_draft`](crate::Model::with_draft)), where prompt look-up finds
     /// nothing.
     pub draft_tokens: u32,
-    /// The same by the model's own head for further tokens, if it was loaded with one
-    /// ([`LoadOptions::further_tokens`](crate::LoadOptions::further_tokens)), where prompt look-up finds nothing. With 0 the head
-    /// guesses nothing, whatever requests ask for: it has no memory then.
-    pub further_tokens: u32,
+    /// The same by the model's own MTP head, if it was loaded with one
+    /// ([`LoadOptions::mtp_tokens`](crate::LoadOptions::mtp_tokens)), where prompt look-up finds nothing. With 0 the head
+    /// drafts nothing, whatever requests ask for: it has no memory then.
+    pub mtp_tokens: u32,
     /// How long a step may take: the first ones compile shaders, which takes seconds on some devices. A GPU that takes longer
     /// is given up, as one that is lost; of the CPU it is only counted. No limit if `None`; never one in a browser.
     pub step_limit: Option<Duration>,
@@ -53,7 +53,7 @@ impl Default for EngineOptions {
             host_cache_bytes: 0,
             prompt_lookup: 0,
             draft_tokens: 0,
-            further_tokens: 0,
+            mtp_tokens: 0,
             step_limit: None,
         }
     }
@@ -65,16 +65,16 @@ impl EngineOptions {
 
     /// Rows of a pass at most.
     pub(super) fn rows(&self) -> u32 {
-        self.max_sequences.max(1 + self.guesses()).next_power_of_two()
+        self.max_sequences.max(1 + self.drafts()).next_power_of_two()
     }
 
     /// States that layers of a model keep of a sequence: the one before a wrong guess is wanted again.
     pub(super) fn states(&self, model: &Model) -> u32 {
-        if model.config().is_recurrent() && self.guesses() > 0 { N_STATES } else { 1 }
+        if model.config().is_recurrent() && self.drafts() > 0 { N_STATES } else { 1 }
     }
 
-    fn guesses(&self) -> u32 {
-        self.prompt_lookup.max(self.draft_tokens).max(self.further_tokens)
+    fn drafts(&self) -> u32 {
+        self.prompt_lookup.max(self.draft_tokens).max(self.mtp_tokens)
     }
 
     /// Refuses values out of range.
@@ -95,11 +95,11 @@ impl EngineOptions {
             let found = self.host_cache_bytes.to_string();
             return Err(Error::Option { option: "host_cache_bytes", expected, found });
         }
-        let most = GenerateOptions::MOST_GUESSES;
+        let most = GenerateOptions::MAX_DRAFT_TOKENS;
         for (option, n) in [
             ("prompt_lookup", self.prompt_lookup),
             ("draft_tokens", self.draft_tokens),
-            ("further_tokens", self.further_tokens),
+            ("mtp_tokens", self.mtp_tokens),
         ] {
             if n > most {
                 return Err(Error::Option { option, expected: format!("0 to {most}"), found: n.to_string() });

@@ -524,7 +524,7 @@ mod tests {
         let (b, n) = run(&mut pages, &second);
         assert_eq!((&b[..2], n), (&a[..2], 1));
         a.iter().for_each(|&id| pages.release(id));
-        // Held by the other, kept, and free.
+        // PendingText by the other, kept, and free.
         assert_eq!((pages.n_free(), pages.n_kept(), pages.len()), (6, 1, 10));
         b.iter().for_each(|&id| pages.release(id));
         assert_eq!((pages.n_free(), pages.n_kept()), (6, 4));

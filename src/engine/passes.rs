@@ -216,40 +216,40 @@ impl Passes {
         model.run_and_read(self.last.pass(Some(adapted), Pass::Rows(n_rows, form)).await?, n as usize, &chosen, 1).await
     }
 
-    /// Whether the head for further tokens guesses. It does so in no browser.
-    pub fn has_further(&self) -> bool {
-        cfg!(not(target_arch = "wasm32")) && self.sizes.further
+    /// Whether the MTP head drafts. It does so in no browser.
+    pub fn has_mtp(&self) -> bool {
+        cfg!(not(target_arch = "wasm32")) && self.sizes.mtp
     }
 
-    /// Has the head go on with what the pass over a part of a prompt left that `row` was about. `came_next`: the token after each of
+    /// Has the head go on with what the pass over a part of a prompt left that `row` was about. `next_ids`: the token after each of
     /// its tokens.
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
     #[cfg(not(target_arch = "wasm32"))]
-    pub async fn follow_prompt(&mut self, model: &Model, row: StateRow, came_next: &[u32]) -> Result<(), Error> {
+    pub async fn mtp_follow(&mut self, model: &Model, row: StateRow, next_ids: &[u32]) -> Result<(), Error> {
         let stage = &mut self.last;
-        let Some(further) = &stage.prompt.further else { return Ok(()) };
-        stage.device.write(further.tokens(), row.pos as usize, came_next)?;
-        further.state().set_rows(&stage.device, &[row])?;
-        let size = rows_for(came_next.len() as u32).min(self.sizes.max_pass);
-        model.run(stage.pass(None, Pass::Follow(size)).await?, came_next.len()).await
+        let Some(mtp) = &stage.prompt.mtp else { return Ok(()) };
+        stage.device.write(mtp.tokens(), row.pos as usize, next_ids)?;
+        mtp.state().set_rows(&stage.device, &[row])?;
+        let size = rows_for(next_ids.len() as u32).min(self.sizes.max_pass);
+        model.run(stage.pass(None, Pass::MtpFollow(size)).await?, next_ids.len()).await
     }
 
-    /// Has the head guess after each of these rows: those that the last pass over rows left, or with [`Ending::GuessOn`] those that it
+    /// Has the head guess after each of these rows: those that the last pass over rows left, or with [`Ending::MtpDraftNext`] those that it
     /// has made of them itself. A row that counts for nothing is none.
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
     #[cfg(not(target_arch = "wasm32"))]
-    pub async fn guess_further(&mut self, rows: Vec<StateRow>, ending: Ending) -> Result<Vec<u32>, Error> {
+    pub async fn mtp_draft(&mut self, rows: Vec<StateRow>, ending: Ending) -> Result<Vec<u32>, Error> {
         let stage = &mut self.last;
-        let Some(further) = &stage.rows.further else { return Ok(Vec::new()) };
+        let Some(mtp) = &stage.rows.mtp else { return Ok(Vec::new()) };
         let rows = padded(rows);
         let n_rows = rows.len() as u32;
-        further.state().set_rows(&stage.device, &rows)?;
+        mtp.state().set_rows(&stage.device, &rows)?;
         let (device, chosen) = (stage.device.clone(), stage.rows.chosen.clone());
-        device.replay_and_read(stage.pass(None, Pass::Guess(n_rows, ending)).await?, &chosen, 1)?.await
+        device.replay_and_read(stage.pass(None, Pass::MtpDraft(n_rows, ending)).await?, &chosen, 1)?.await
     }
 }
 

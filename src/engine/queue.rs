@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::driver::Driver;
 use super::options::{EngineOptions, Request};
-use super::stream::{Stream, Teller, stream};
+use super::stream::{ResponseSender, Stream, stream};
 use super::watched::Watched;
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::error::Error;
-use crate::generate::{ContextPolicy, Model, TokenGuide, Written, guide, slide};
+use crate::generate::{Completion, ContextPolicy, Model, TokenConstraint, slide, token_constraint};
 use crate::recording::MemoryPlan;
 #[cfg(not(target_arch = "wasm32"))]
 use crate::recovery::Recovery;
@@ -19,16 +19,16 @@ use crate::recovery::Recovery;
 pub(super) struct Waiting {
     /// Of a text that has begun, its tokens come after the prompt's.
     pub request: Request,
-    pub teller: Teller,
+    pub response: ResponseSender,
     pub text: Text,
 }
 
 /// How far the text of one that waits has come.
 pub(super) enum Text {
     /// What it has to match, if it has to match something.
-    New(Option<Box<dyn TokenGuide>>),
+    New(Option<Box<dyn TokenConstraint>>),
     /// It began and has to wait for pages again.
-    Begun(Box<Written>),
+    Begun(Box<Completion>),
 }
 
 /// What an engine and its drivers share.
@@ -104,11 +104,11 @@ pub struct EngineStats {
     pub cached_tokens: u64,
     /// Tokens that were generated.
     pub generated_tokens: u64,
-    /// Tokens that were guessed, by prompt look-up, a draft model or the head for further tokens.
+    /// Tokens that were drafted, by prompt look-up, a draft model or the MTP head.
     pub drafted_tokens: u64,
     /// Of these the ones that the model chose as well.
     pub accepted_tokens: u64,
-    /// Passes that computed the next token of each running sequence, and guessed ones after it.
+    /// Passes that computed the next token of each running sequence, and drafted ones after it.
     pub n_decode_passes: u64,
     /// Of these the ones that were submitted before the tokens of the one before were read: a GPU is busy while the host reads.
     pub n_ahead_passes: u64,
@@ -275,8 +275,8 @@ impl Shared {
             }
             waiting
         });
-        for Waiting { teller, .. } in waiting {
-            teller.fail(Error::Stopped { reason: reason.into() });
+        for Waiting { response, .. } in waiting {
+            response.fail(Error::Stopped { reason: reason.into() });
         }
     }
 
@@ -419,15 +419,19 @@ impl Engine {
     pub fn submit(&self, request: Request) -> Result<Stream, Error> {
         let request = self.checked(request)?;
         // Here, since it may take seconds, which others' texts must not wait for.
-        let guide = guide(&self.model, &request.options)?;
-        self.put(request, guide)
+        let constraint = token_constraint(&self.model, &request.options)?;
+        self.put(request, constraint)
     }
 
-    /// As [`Engine::submit`], with a guide of the caller's.
+    /// As [`Engine::submit`], with a constraint of the caller's.
     #[cfg(all(target_arch = "wasm32", feature = "web"))]
-    pub(crate) fn submit_guided(&self, request: Request, guide: Option<Box<dyn TokenGuide>>) -> Result<Stream, Error> {
+    pub(crate) fn submit_constrained(
+        &self,
+        request: Request,
+        constraint: Option<Box<dyn TokenConstraint>>,
+    ) -> Result<Stream, Error> {
         let request = self.checked(request)?;
-        self.put(request, guide)
+        self.put(request, constraint)
     }
 
     /// A request that can be computed.
@@ -435,7 +439,7 @@ impl Engine {
         request.check()?;
         request.options.check_biases(self.model.config().vocab_size)?;
         self.model.adapted_by(request.adapter.as_deref())?;
-        self.model.check_further(request.options.further_tokens)?;
+        self.model.check_mtp(request.options.mtp_tokens)?;
         let context_length = self.model.context_length() as usize;
         if request.options.context_policy == ContextPolicy::Slide && request.ids.len() > context_length {
             slide(&mut request.ids, context_length);
@@ -444,12 +448,12 @@ impl Engine {
         Ok(request)
     }
 
-    fn put(&self, request: Request, guide: Option<Box<dyn TokenGuide>>) -> Result<Stream, Error> {
-        let (teller, stream) = stream();
+    fn put(&self, request: Request, constraint: Option<Box<dyn TokenConstraint>>) -> Result<Stream, Error> {
+        let (response, stream) = stream();
         self.shared.state.change(|state| {
             state.expect_room(self.shared.max_queued)?;
             state.n_submitted += 1;
-            state.waiting.push_back(Waiting { request, teller, text: Text::New(guide) });
+            state.waiting.push_back(Waiting { request, response, text: Text::New(constraint) });
             Ok(stream)
         })
     }
@@ -495,12 +499,12 @@ impl Engine {
 
     /// The same of each device. A device that was replaced by the CPU is the CPU.
     pub fn devices(&self) -> Vec<DeviceStats> {
-        let told = |driver: &DriverState| DeviceStats {
+        let unread = |driver: &DriverState| DeviceStats {
             device: driver.devices.iter().map(|device| device.info().name.as_str()).collect::<Vec<_>>().join(" + "),
             stats: driver.stats,
             counters: driver.counters(),
         };
-        self.shared.state.with(|state| state.drivers.iter().map(told).collect())
+        self.shared.state.with(|state| state.drivers.iter().map(unread).collect())
     }
 }
 

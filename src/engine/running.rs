@@ -3,17 +3,17 @@
 use super::options::Request;
 use super::pages::{Beginning, Common, ContentId, PageId, Pages};
 use super::queue::{Text, Waiting};
-use super::stream::Teller;
+use super::stream::ResponseSender;
 use crate::error::Error;
-use crate::generate::{Completed, ContextPolicy, Model, Sequence, StopReason, Written, look_up};
+use crate::generate::{Completion, ContextPolicy, Decoded, Model, Sequence, StopReason, look_up};
 use crate::kernels::{PAGE, Sampling, StateRow};
 use crate::model::Sampler;
 
 pub(super) struct Running {
     /// Its tokens are in `sequence`.
     pub request: Request,
-    pub teller: Teller,
-    written: Written,
+    pub response: ResponseSender,
+    completion: Completion,
     sequence: Sequence,
     /// Tokens that passes over a prompt compute; passes over rows compute those after them.
     n_prompt: usize,
@@ -41,13 +41,13 @@ impl Running {
     /// common with it. Without enough pages it cannot begin and is given back.
     pub fn begin(
         model: &Model,
-        Waiting { mut request, teller, text }: Waiting,
+        Waiting { mut request, response, text }: Waiting,
         slot: u32,
         pages: &mut Pages,
     ) -> Result<Running, Box<Waiting>> {
         let n_left = match &text {
             Text::New(_) => request.options.max_tokens,
-            Text::Begun(written) => written.n_left(&request.options),
+            Text::Begun(completion) => completion.n_left(&request.options),
         };
         let angles = model.transformer().angles(request.ids.len() as u32);
         let [salt, adapter] = [&request.cache_salt, &request.adapter].map(|text| text.as_deref().map(Into::into));
@@ -60,14 +60,14 @@ impl Running {
         let n_promised = most_pages.saturating_sub(held.len());
         if !pages.promise(n_promised) {
             held.into_iter().for_each(|id| pages.release(id));
-            return Err(Box::new(Waiting { request, teller, text }));
+            return Err(Box::new(Waiting { request, response, text }));
         }
         let n_cached = held.len() * PAGE as usize;
         let ids = std::mem::take(&mut request.ids);
         Ok(Running {
-            written: match text {
-                Text::New(guide) => Written::new(model, &ids, &request.options, guide),
-                Text::Begun(written) => *written,
+            completion: match text {
+                Text::New(constraint) => Completion::new(model, &ids, &request.options, constraint),
+                Text::Begun(completion) => *completion,
             },
             n_prompt: ids.len() - 1,
             sequence: Sequence::begun(model.config().is_recurrent(), ids, n_cached, angles),
@@ -81,17 +81,17 @@ impl Running {
             on_host,
             has_tokens: false,
             request,
-            teller,
+            response,
         })
     }
 
     /// Has it wait again, with its tokens; what it holds is given back.
     pub fn wait(self, pages: &mut Pages) -> Waiting {
-        let Running { mut request, teller, written, sequence, pages: held, n_promised, .. } = self;
+        let Running { mut request, response, completion, sequence, pages: held, n_promised, .. } = self;
         held.into_iter().for_each(|id| pages.release(id));
         pages.renounce(n_promised);
         request.ids = sequence.into_ids();
-        Waiting { request, teller, text: Text::Begun(Box::new(written)) }
+        Waiting { request, response, text: Text::Begun(Box::new(completion)) }
     }
 
     pub fn ids(&self) -> &[u32] {
@@ -105,7 +105,7 @@ impl Running {
     /// Whether it has generated tokens.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn has_generated(&self) -> bool {
-        self.written.n_generated() > 0
+        self.completion.n_generated() > 0
     }
 
     /// Whether passes over rows go on with it.
@@ -113,7 +113,7 @@ impl Running {
         self.n_cached() >= self.n_prompt
     }
 
-    /// Rows of its next pass without guesses.
+    /// Rows of its next pass without drafts.
     pub fn n_rows(&self) -> usize {
         self.sequence.uncached().len()
     }
@@ -124,9 +124,9 @@ impl Running {
     }
 
     /// Says that it begins, unless it did before.
-    pub fn tell_begin(&self) {
-        if self.written.n_generated() == 0 {
-            self.teller.begin(self.ids().len(), self.n_cached());
+    pub fn send_begin(&self) {
+        if self.completion.n_generated() == 0 {
+            self.response.begin(self.ids().len(), self.n_cached());
         }
     }
 
@@ -145,8 +145,8 @@ impl Running {
     pub fn goes_on_after(&self, n: usize, model: &Model) -> bool {
         let len = self.ids().len() + n;
         self.request.options.logprobs.is_none()
-            && (self.request.options.prompt_lookup == 0 || !self.may_be_guessed())
-            && n < self.written.n_left(&self.request.options)
+            && (self.request.options.prompt_lookup == 0 || !self.may_be_drafted())
+            && n < self.completion.n_left(&self.request.options)
             && len <= model.context_length() as usize
             && model.transformer().angles(len as u32) == self.sequence.angles()
     }
@@ -180,45 +180,45 @@ impl Running {
         Ok(page)
     }
 
-    /// Whether its next tokens may be guessed: it takes the most likely ones as they are.
-    pub fn may_be_guessed(&self) -> bool {
-        Sampler::of(&self.request.options.sampling(0)) == Sampler::default() && !self.is_guided()
+    /// Whether its next tokens may be drafted: it takes the most likely ones as they are.
+    pub fn may_be_drafted(&self) -> bool {
+        Sampler::of(&self.request.options.sampling(0)) == Sampler::default() && !self.is_constrained()
     }
 
-    /// Tokens that can be guessed at most: it has to end where it would end without, and pages were promised for no more.
-    pub fn most_guesses(&self, model: &Model) -> usize {
+    /// Tokens that can be drafted at most: it has to end where it would end without, and pages were promised for no more.
+    pub fn max_drafts(&self, model: &Model) -> usize {
         let n_tokens = self.ids().len();
         let end = model.transformer().angles_end(n_tokens as u32).min(model.context_length());
-        let n_left = self.written.n_left(&self.request.options).saturating_sub(1);
+        let n_left = self.completion.n_left(&self.request.options).saturating_sub(1);
         n_left.min((end as usize).saturating_sub(n_tokens))
     }
 
-    /// Whether the head for further tokens guesses for it.
-    pub fn asks_head(&self) -> bool {
-        self.request.options.further_tokens > 0 && self.may_be_guessed()
+    /// Whether the MTP head drafts for it.
+    pub fn uses_mtp(&self) -> bool {
+        self.request.options.mtp_tokens > 0 && self.may_be_drafted()
     }
 
-    /// What the head for further tokens goes on with after the first `n` rows of a pass from position `pos` on: their positions with
+    /// What the MTP head goes on with after the first `n` rows of a pass from position `pos` on: their positions with
     /// the tokens that came next.
-    pub fn followed_rows(&self, pos: usize, n: usize) -> impl Iterator<Item = StateRow> + '_ {
-        self.rows_of(pos, self.came_next(pos, n).iter())
+    pub fn mtp_rows(&self, pos: usize, n: usize) -> impl Iterator<Item = StateRow> + '_ {
+        self.rows_of(pos, self.next_ids(pos, n).iter())
     }
 
     /// The tokens after each of `n` from position `pos` on.
-    pub fn came_next(&self, pos: usize, n: usize) -> &[u32] {
+    pub fn next_ids(&self, pos: usize, n: usize) -> &[u32] {
         &self.ids()[pos + 1..][..n]
     }
 
-    /// What prompt look-up guesses.
+    /// What prompt look-up drafts.
     pub fn look_up(&self, model: &Model) -> Vec<u32> {
         match self.request.options.prompt_lookup as usize {
             0 => Vec::new(),
-            _ if !self.may_be_guessed() => Vec::new(),
-            n => look_up(self.ids(), n.min(self.most_guesses(model))),
+            _ if !self.may_be_drafted() => Vec::new(),
+            n => look_up(self.ids(), n.min(self.max_drafts(model))),
         }
     }
 
-    /// What a pass over its next `n_tokens` tokens is told.
+    /// What a pass over its next `n_tokens` tokens is unread.
     pub fn row(&self, n_tokens: u32) -> StateRow {
         let first = self.rows(&[]).next().unwrap_or_default();
         StateRow { n_tokens, ..first }
@@ -247,9 +247,9 @@ impl Running {
         }
     }
 
-    /// Rows of a pass over what is not computed and guessed tokens after it.
-    pub fn rows<'a>(&'a self, guesses: &'a [u32]) -> impl Iterator<Item = StateRow> + 'a {
-        self.rows_of(self.n_cached(), self.sequence.uncached().iter().chain(guesses))
+    /// Rows of a pass over what is not computed and drafted tokens after it.
+    pub fn rows<'a>(&'a self, drafts: &'a [u32]) -> impl Iterator<Item = StateRow> + 'a {
+        self.rows_of(self.n_cached(), self.sequence.uncached().iter().chain(drafts))
     }
 
     /// Rows from position `pos` on, with these tokens.
@@ -266,16 +266,16 @@ impl Running {
         })
     }
 
-    /// A pass over its rows was submitted, of which the last `n_guesses` are of guesses. Pages are not listed: prompts have other bits
+    /// A pass over its rows was submitted, of which the last `n_drafts` are of drafts. Pages are not listed: prompts have other bits
     /// there.
-    pub fn submitted_rows(&mut self, n_guesses: usize) {
+    pub fn submitted_rows(&mut self, n_drafts: usize) {
         let n_rows = self.n_rows();
-        match n_guesses {
+        match n_drafts {
             0 => {
                 self.sequence.submitted(n_rows, n_rows);
                 self.sequence.chooses_next();
             }
-            _ => self.sequence.submitted_guesses(n_guesses, n_rows + n_guesses),
+            _ => self.sequence.submitted_drafts(n_drafts, n_rows + n_drafts),
         }
     }
 
@@ -284,14 +284,14 @@ impl Running {
         self.sequence.submitted_ahead(1);
     }
 
-    /// Of `n` guesses so many are those of the model.
+    /// Of `n` drafts so many are those of the model.
     pub fn verified(&mut self, n_right: usize, n: usize) {
         self.sequence.verified(n_right, n);
     }
 
-    /// How many of `n` guesses a pass has room for.
-    pub fn n_guesses(&self, n: usize) -> usize {
-        self.sequence.n_guesses(n)
+    /// How many of `n` drafts a pass has room for.
+    pub fn n_drafts(&self, n: usize) -> usize {
+        self.sequence.n_drafts(n)
     }
 
     /// Computes all of it again where a sequence as long as it has other angles. False if there are too few pages for that, as
@@ -329,7 +329,7 @@ impl Running {
 
     /// What the kernels choose its next token by; a row that is greedy is not drawn.
     pub fn sampling(&self) -> Sampling {
-        let sampling = self.written.sampling(&self.request.options, self.ids().len());
+        let sampling = self.completion.sampling(&self.request.options, self.ids().len());
         match self.penalizes() {
             true => sampling,
             // Nothing of its tokens is on the device.
@@ -345,8 +345,8 @@ impl Running {
         self.request.options.temperature > 0.0
     }
 
-    pub fn is_guided(&self) -> bool {
-        self.written.is_guided()
+    pub fn is_constrained(&self) -> bool {
+        self.completion.is_constrained()
     }
 
     /// The tokens that may come next, if not all may.
@@ -354,7 +354,7 @@ impl Running {
     /// # Errors
     /// [`Error::Constraint`] if there is none.
     pub fn allowed(&mut self) -> Result<Option<&[u32]>, Error> {
-        self.written.allowed()
+        self.completion.allowed()
     }
 
     /// Goes on with a token that was chosen; `logits`: those that it was chosen by, where they are asked for. Returns why the text
@@ -370,8 +370,8 @@ impl Running {
     ) -> Result<Option<StopReason>, Error> {
         self.sequence.keep(id);
         let room = [self.ids().len(), context_length];
-        let Completed { piece, stop_reason, .. } = self.written.accept(id, &self.request.options, room, logits)?;
-        self.teller.piece(piece);
+        let Decoded { piece, stop_reason, .. } = self.completion.accept(id, &self.request.options, room, logits)?;
+        self.response.piece(piece);
         Ok(stop_reason)
     }
 
@@ -386,9 +386,9 @@ impl Running {
     }
 
     /// Gives back what it holds.
-    pub fn end(self, pages: &mut Pages) -> Teller {
+    pub fn end(self, pages: &mut Pages) -> ResponseSender {
         self.pages.into_iter().for_each(|id| pages.release(id));
         pages.renounce(self.n_promised);
-        self.teller
+        self.response
     }
 }

@@ -35,8 +35,8 @@ pub(super) struct Sizes {
     pub max_pass: u32,
     /// What keys and values are kept as.
     pub kv_type: KvType,
-    /// Whether the head for further tokens guesses.
-    pub further: bool,
+    /// Whether the MTP head drafts.
+    pub mtp: bool,
 }
 
 /// A pass that is recorded.
@@ -46,10 +46,10 @@ pub(super) enum Pass {
     Prompt(u32),
     /// Over so many rows.
     Rows(u32, RowsForm),
-    /// The head for further tokens goes on with what the last pass over a part of a prompt left, of so many rows.
-    Follow(u32),
-    /// It guesses by this ending, after each of so many rows of the last pass over rows.
-    Guess(u32, Ending),
+    /// The MTP head goes on with what the last pass over a part of a prompt left, of so many rows.
+    MtpFollow(u32),
+    /// It drafts by this ending, after each of so many rows of the last pass over rows.
+    MtpDraft(u32, Ending),
 }
 
 /// What tells passes over rows from each other.
@@ -68,9 +68,9 @@ pub(super) struct Stage {
     pub device: Device,
     transformer: Transformer,
     cache: KvCache,
-    /// Keys and values of the head for further tokens.
-    further: Option<KvCache>,
-    /// Of passes over rows: a token of each of several sequences, and guessed tokens after it.
+    /// Keys and values of the MTP head.
+    mtp: Option<KvCache>,
+    /// Of passes over rows: a token of each of several sequences, and drafted tokens after it.
     pub rows: PassTensors,
     /// Of passes over a part of a prompt.
     pub prompt: PassTensors,
@@ -90,7 +90,7 @@ impl Stage {
     /// # Errors
     /// [`Error::Operand`] if something is larger than a tensor can be.
     pub fn declare(device: &Device, transformer: &Transformer, sizes: Sizes) -> Result<Stage, Error> {
-        let Sizes { n_sequences, n_rows, n_states, n_pages, pages_each, n_copies, spills, max_pass, kv_type, further } =
+        let Sizes { n_sequences, n_rows, n_states, n_pages, pages_each, n_copies, spills, max_pass, kv_type, mtp } =
             sizes;
         let config = &transformer.config;
         // The first place among states is nobody's, as the first page is.
@@ -116,19 +116,19 @@ impl Stage {
         let mut prompt = PassTensors::declare_prompts(config, pages_each, max_pass)?;
         [&mut rows, &mut prompt].into_iter().for_each(|io| io.state = io.state.with_states(n_states));
         let layer = config.n_layers();
-        let further = match further && transformer.is_last() {
+        let mtp = match mtp && transformer.is_last() {
             true => Some(KvCache::declare_shared(config, layer..layer + 1, kv_type, [n_pages, 1, capacity])?),
             false => None,
         };
-        if let Some(cache) = &further {
-            rows = rows.with_further_over(config, cache, n_rows)?;
-            prompt = prompt.with_further_over(config, cache, max_pass)?;
+        if let Some(cache) = &mtp {
+            rows = rows.with_mtp_over(config, cache, n_rows)?;
+            prompt = prompt.with_mtp_over(config, cache, max_pass)?;
         }
         let mut stage = Stage {
             device: device.clone(),
             transformer: transformer.clone(),
             cache,
-            further,
+            mtp,
             states,
             staging: None,
             rows: PassTensors { fetched: fetched_rows, fetched_state, ..rows },
@@ -143,9 +143,9 @@ impl Stage {
             let shape = [u32::try_from(most).unwrap_or(u32::MAX)];
             stage.staging = Some(Tensor::declare("cache.staging", Role::Cache, &shape, DType::U32)?);
         }
-        let of_further = [Pass::Follow(max_pass), Pass::Guess(n_rows, Ending::Guess)];
-        let of_further = of_further.into_iter().filter(|_| stage.further.is_some());
-        let all = [Pass::Prompt(max_pass), Pass::Rows(n_rows, RowsForm::default())].into_iter().chain(of_further);
+        let of_mtp = [Pass::MtpFollow(max_pass), Pass::MtpDraft(n_rows, Ending::MtpDraft)];
+        let of_mtp = of_mtp.into_iter().filter(|_| stage.mtp.is_some());
+        let all = [Pass::Prompt(max_pass), Pass::Rows(n_rows, RowsForm::default())].into_iter().chain(of_mtp);
         all.collect::<Vec<_>>().into_iter().try_for_each(|pass| stage.record(None, pass))?;
         Ok(stage)
     }
@@ -236,7 +236,7 @@ impl Stage {
     }
 
     fn parts_of_page(&self, page: PageId) -> Vec<Part> {
-        let all = self.cache.kept().chain(self.further.iter().flat_map(KvCache::kept));
+        let all = self.cache.kept().chain(self.mtp.iter().flat_map(KvCache::kept));
         let keys = all.filter(|(_, layer)| matches!(layer, LayerCache::Keys(_)));
         let heads = keys.flat_map(|(_, layer)| layer.tensors()).flat_map(|tensor| {
             let [n_heads, slots, row] = [0, 1, 2].map(|i| tensor.shape()[i] as usize);
@@ -256,8 +256,8 @@ impl Stage {
     }
 
     fn parts_of_states<'a>(&'a self, which: impl Fn(&'a (Tensor, Tensor)) -> (&'a Tensor, u32)) -> Vec<Part> {
-        let part = |both| {
-            let (tensor, place) = which(both);
+        let part = |channel| {
+            let (tensor, place) = which(channel);
             let n_words = tensor.len() / tensor.shape()[0] as usize;
             (tensor.clone(), place as usize * n_words, n_words)
         };
@@ -321,8 +321,8 @@ impl Stage {
                 with_runs = PassTensors { state: self.rows.state.with_runs(), ..self.rows.clone() };
                 (&with_runs, few, n_rows, Ending::Sample(sampler))
             }
-            Pass::Follow(n_rows) => (&self.prompt, Products::Many, n_rows, Ending::Follow),
-            Pass::Guess(n_rows, ending) => (&self.rows, few, n_rows, ending),
+            Pass::MtpFollow(n_rows) => (&self.prompt, Products::Many, n_rows, Ending::MtpFollow),
+            Pass::MtpDraft(n_rows, ending) => (&self.rows, few, n_rows, ending),
         };
         let mut rec = Recorder::new(self.device.target()).with_products(products);
         let transformer = adapted.map_or(&self.transformer, |adapted| adapted.transformer);

@@ -17,7 +17,7 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Generated, the one that ended the text included.
     pub completion_tokens: usize,
-    /// Tokens that were guessed.
+    /// Tokens that were drafted.
     pub drafted_tokens: usize,
     /// Of these the ones that the model chose as well.
     pub accepted_tokens: usize,
@@ -25,7 +25,7 @@ pub struct Usage {
 
 /// What the driver has said so far and nobody has read.
 #[derive(Default)]
-struct Told {
+struct Unread {
     pieces: VecDeque<Result<Piece, Error>>,
     usage: Usage,
     /// Whether nothing comes any more.
@@ -33,27 +33,27 @@ struct Told {
     stop_reason: Option<StopReason>,
 }
 
-/// Both ends of a stream.
+/// Channel ends of a stream.
 #[derive(Default)]
-struct Both {
-    told: Watched<Told>,
+struct Channel {
+    unread: Watched<Unread>,
     is_cancelled: AtomicBool,
 }
 
 /// The pieces of a request's text. Dropping it cancels the request.
-pub struct Stream(Arc<Both>);
+pub struct Stream(Arc<Channel>);
 
 /// Cancels a request from elsewhere.
 #[derive(Clone)]
-pub struct StreamHandle(Arc<Both>);
+pub struct StreamHandle(Arc<Channel>);
 
 /// The driver's end.
-pub(super) struct Teller(Arc<Both>);
+pub(super) struct ResponseSender(Arc<Channel>);
 
 /// The two ends.
-pub(super) fn stream() -> (Teller, Stream) {
-    let both = Arc::new(Both::default());
-    (Teller(both.clone()), Stream(both))
+pub(super) fn stream() -> (ResponseSender, Stream) {
+    let channel = Arc::new(Channel::default());
+    (ResponseSender(channel.clone()), Stream(channel))
 }
 
 impl Stream {
@@ -62,27 +62,27 @@ impl Stream {
     /// # Errors
     /// As [`Generation::next`](crate::generate::Generation::next). The stream is over then.
     pub async fn next(&mut self) -> Option<Result<Piece, Error>> {
-        let next = |told: &mut Told| match told.pieces.pop_front() {
+        let next = |unread: &mut Unread| match unread.pieces.pop_front() {
             Some(piece) => Some(Some(piece)),
-            None => told.is_over.then_some(None),
+            None => unread.is_over.then_some(None),
         };
-        self.0.told.until(next).await
+        self.0.unread.until(next).await
     }
 
     /// Whether the latest piece was the last one.
     #[cfg(all(target_arch = "wasm32", feature = "web"))]
     pub(crate) fn is_at_end(&self) -> bool {
-        self.0.told.with(|told| told.is_over && told.pieces.is_empty())
+        self.0.unread.with(|unread| unread.is_over && unread.pieces.is_empty())
     }
 
     /// Why the text ended; `None` while it goes on, or after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
-        self.0.told.with(|told| told.stop_reason)
+        self.0.unread.with(|unread| unread.stop_reason)
     }
 
     /// Tokens so far.
     pub fn usage(&self) -> Usage {
-        self.0.told.with(|told| told.usage)
+        self.0.unread.with(|unread| unread.usage)
     }
 
     /// Cancels the request from elsewhere.
@@ -104,53 +104,53 @@ impl StreamHandle {
     }
 }
 
-impl Teller {
+impl ResponseSender {
     pub fn is_cancelled(&self) -> bool {
         self.0.is_cancelled.load(Ordering::Relaxed)
     }
 
     /// Says how many tokens the prompt has, and how many of them are not computed.
     pub fn begin(&self, prompt_tokens: usize, cached_tokens: usize) {
-        self.0.told.change(|told| told.usage = Usage { prompt_tokens, cached_tokens, ..told.usage });
+        self.0.unread.change(|unread| unread.usage = Usage { prompt_tokens, cached_tokens, ..unread.usage });
     }
 
-    /// Says how many tokens were guessed, and how many of them were right.
-    pub fn guessed(&self, drafted_tokens: usize, accepted_tokens: usize) {
-        self.0.told.change(|told| {
-            told.usage.drafted_tokens += drafted_tokens;
-            told.usage.accepted_tokens += accepted_tokens;
+    /// Says how many tokens were drafted, and how many of them were right.
+    pub fn drafted(&self, drafted_tokens: usize, accepted_tokens: usize) {
+        self.0.unread.change(|unread| {
+            unread.usage.drafted_tokens += drafted_tokens;
+            unread.usage.accepted_tokens += accepted_tokens;
         });
     }
 
     pub fn piece(&self, piece: Piece) {
-        self.0.told.change(|told| {
-            told.usage.completion_tokens += 1;
-            told.pieces.push_back(Ok(piece));
+        self.0.unread.change(|unread| {
+            unread.usage.completion_tokens += 1;
+            unread.pieces.push_back(Ok(piece));
         });
     }
 
     pub fn end(self, reason: StopReason) {
-        self.0.told.change(|told| {
-            told.stop_reason = Some(reason);
-            told.is_over = true;
+        self.0.unread.change(|unread| {
+            unread.stop_reason = Some(reason);
+            unread.is_over = true;
         });
     }
 
     pub fn fail(self, error: Error) {
-        self.0.told.change(|told| {
-            told.pieces.push_back(Err(error));
-            told.is_over = true;
+        self.0.unread.change(|unread| {
+            unread.pieces.push_back(Err(error));
+            unread.is_over = true;
         });
     }
 }
 
-impl Drop for Teller {
+impl Drop for ResponseSender {
     /// A driver that is gone says nothing any more, and what it has not ended is broken.
     fn drop(&mut self) {
-        self.0.told.change(|told| {
-            if !told.is_over {
-                told.is_over = true;
-                told.pieces.push_back(Err(Error::Stopped { reason: "the driver that had the text is gone".into() }));
+        self.0.unread.change(|unread| {
+            if !unread.is_over {
+                unread.is_over = true;
+                unread.pieces.push_back(Err(Error::Stopped { reason: "the driver that had the text is gone".into() }));
             }
         });
     }

@@ -10,7 +10,7 @@ use super::passes::RecordedPasses;
 use super::{Model, Session};
 use crate::device::Device;
 use crate::error::Error;
-use crate::load::{AdapterFile, Factors};
+use crate::load::{AdapterFile, LoraFactors};
 use crate::matrix::TailEdges;
 use crate::model::{FactorPlaces, Transformer};
 use crate::tensor::Tensor;
@@ -216,7 +216,7 @@ impl Session {
         }
         self.model = self.model.clone().planned(self.passes.plan());
         self.sequence.forget_cache();
-        self.further.forget();
+        self.mtp.forget();
         Ok(())
     }
 
@@ -242,7 +242,12 @@ impl Session {
 }
 
 /// Writes factors where they belong, with zeros where these have more rows or columns.
-fn write(device: &Device, factors: &[Factors<'_>], places: &[(String, FactorPlaces)], scale: f32) -> Result<(), Error> {
+fn write(
+    device: &Device,
+    factors: &[LoraFactors<'_>],
+    places: &[(String, FactorPlaces)],
+    scale: f32,
+) -> Result<(), Error> {
     for (_, place) in places {
         device.write(&place.b, 0, &vec![0.0f32; place.b.len()])?;
     }

@@ -9,14 +9,14 @@ use std::time::Duration;
 use web_time::Instant;
 
 use super::Model;
-use super::guide::TokenGuide;
+use super::completion::{Completion, Decoded};
+use super::constraint::TokenConstraint;
 use super::in_flight::InFlight;
 use super::logprobs::Logprobs;
 use super::lookup::{judge, look_up};
 use super::options::GenerateOptions;
 use super::session::Session;
 use super::stats::{Profile, Speculation, Stats};
-use super::written::{Completed, Written};
 use crate::error::Error;
 use crate::kernels::{NON_FINITE, StepState};
 use crate::model::Ending;
@@ -74,10 +74,10 @@ pub struct Generation<'s> {
     draft: Option<(&'s mut Session, usize)>,
     options: GenerateOptions,
     ending: Ending,
-    written: Written,
+    completion: Completion,
     in_flight: InFlight,
     /// Tokens that the pass in flight verifies, and its row after which the first of them should be chosen.
-    guessed: Option<(Vec<u32>, usize)>,
+    drafted: Option<(Vec<u32>, usize)>,
     /// Tokens that were read and are not kept so far: those after them were not read.
     read: VecDeque<u32>,
     /// Those that the token was chosen by which was read last, where they are asked for.
@@ -93,20 +93,20 @@ pub struct Generation<'s> {
 }
 
 impl<'s> Generation<'s> {
-    /// With a guide the text is one that the guide allows.
+    /// With a constraint the text is one that the constraint allows.
     pub(super) fn new(
         session: &'s mut Session,
         options: &GenerateOptions,
-        guide: Option<Box<dyn TokenGuide>>,
+        constraint: Option<Box<dyn TokenConstraint>>,
     ) -> Result<Self, Error> {
-        let written = Written::new(&session.model, session.tokens(), options, guide);
-        session.further.begin(options.further_tokens > 0);
+        let completion = Completion::new(&session.model, session.tokens(), options, constraint);
+        session.mtp.begin(options.mtp_tokens > 0);
         Ok(Generation {
             draft: None,
-            ending: Ending::Sample(options.sampler(written.is_guided())),
-            written,
+            ending: Ending::Sample(options.sampler(completion.is_constrained())),
+            completion,
             in_flight: InFlight::default(),
-            guessed: None,
+            drafted: None,
             read: VecDeque::new(),
             logits: None,
             stop_reason: None,
@@ -121,16 +121,16 @@ impl<'s> Generation<'s> {
         })
     }
 
-    /// Lets another model, usually a smaller one of the same family, guess up to `n` tokens at a time, which are verified in
+    /// Lets another model, usually a smaller one of the same family, draft up to `n` tokens at a time, which are verified in
     /// one pass: the same greedy text, faster where the small model is much faster and often right. Where prompt look-up finds
     /// something, that comes first. Leviathan et al. 2023, arXiv:2211.17192. The session follows this one's tokens; it may
     /// have others before.
     ///
     /// # Errors
-    /// [`Error::Option`] unless `n` is 1 to [`GenerateOptions::MOST_GUESSES`] and the options are greedy, without a penalty;
+    /// [`Error::Option`] unless `n` is 1 to [`GenerateOptions::MAX_DRAFT_TOKENS`] and the options are greedy, without a penalty;
     /// [`Error::Operand`] if the other model has another number of tokens in its vocabulary.
     pub fn draft_with(&mut self, session: &'s mut Session, n: u32) -> Result<(), Error> {
-        self.options.check_guesses("draft", n, self.written.is_guided())?;
+        self.options.check_drafts("draft", n, self.completion.is_constrained())?;
         if n == 0 {
             return Err(Error::Option { option: "draft", expected: "1 or more".into(), found: "0".into() });
         }
@@ -177,7 +177,7 @@ impl<'s> Generation<'s> {
         self.decode
     }
 
-    /// Guesses so far, of [`GenerateOptions::prompt_lookup`], [`GenerateOptions::further_tokens`] and
+    /// Guesses so far, of [`GenerateOptions::prompt_lookup`], [`GenerateOptions::mtp_tokens`] and
     /// [`Generation::draft_with`].
     pub fn speculation(&self) -> Speculation {
         self.speculation
@@ -194,7 +194,7 @@ impl<'s> Generation<'s> {
     }
 
     /// Goes on after [`Error::DeviceLost`] with the same tokens, on the same model loaded anew on another device.
-    /// Everything is computed again there, and no token is given out twice; a model that guessed does so no more, since it may
+    /// Everything is computed again there, and no token is given out twice; a model that drafted does so no more, since it may
     /// be on the lost device. A generation that ended otherwise stays ended.
     ///
     /// # Errors
@@ -233,7 +233,7 @@ impl<'s> Generation<'s> {
                 self.stop_reason = Some(StopReason::Cancelled);
                 self.failed = true;
                 self.in_flight.clear();
-                self.guessed = None;
+                self.drafted = None;
                 self.read.clear();
                 self.logits = None;
                 self.session.sequence.forget_cache();
@@ -256,17 +256,17 @@ impl<'s> Generation<'s> {
     }
 
     async fn advance(&mut self) -> Result<Option<Piece>, Error> {
-        if self.written.n_left(&self.options) == 0 {
+        if self.completion.n_left(&self.options) == 0 {
             self.stop_reason = Some(StopReason::MaxTokens);
             return Ok(None);
         }
         let start = Instant::now();
         if self.read.is_empty() && self.in_flight.is_empty() {
             self.session.choose_angles();
-            if let Some(allowed) = self.written.allowed()? {
+            if let Some(allowed) = self.completion.allowed()? {
                 self.session.allow(allowed)?;
             }
-            self.guess().await?;
+            self.draft().await?;
         }
         // Nothing follows a token that was chosen and cannot be read any more: whoever asked for it did not wait for it.
         let follows = self.session.sequence.n_ahead() == Some(0) || !self.in_flight.is_empty() || !self.read.is_empty();
@@ -291,7 +291,7 @@ impl<'s> Generation<'s> {
                     words
                 }
             };
-            match self.guessed.take() {
+            match self.drafted.take() {
                 None => self.read.extend(StepState::tokens(&words)),
                 Some((ids, first_row)) => {
                     let (n_right, next) = judge(&ids, words.get(first_row..).unwrap_or_default());
@@ -304,9 +304,10 @@ impl<'s> Generation<'s> {
         let id = self.read.pop_front();
         let pos = self.session.tokens().len() as u32;
         let id = id.filter(|&id| id != NON_FINITE).ok_or(Error::NonFinite { pos })?;
-        // A single token in the middle is a step like others, and so are tokens that a constraint forces or that wrong guesses
+        // A single token in the middle is a step like others, and so are tokens that a constraint forces or that wrong drafts
         // leave to be computed again.
-        if (n_fed > 1 && !self.written.is_guided() && !self.guesses()) || (n_fed > 0 && self.written.n_generated() == 0)
+        if (n_fed > 1 && !self.completion.is_constrained() && !self.drafts())
+            || (n_fed > 0 && self.completion.n_generated() == 0)
         {
             self.prefill.add(n_fed, start.elapsed());
         } else {
@@ -320,7 +321,7 @@ impl<'s> Generation<'s> {
     /// generation was cancelled meanwhile.
     async fn feed(&mut self) -> Result<Option<usize>, Error> {
         self.session.pace.pause();
-        let sampling = self.written.sampling(&self.options, self.session.tokens().len());
+        let sampling = self.completion.sampling(&self.options, self.session.tokens().len());
         let fed = self.session.feed_and_choose(&self.options, sampling, self.ending, &self.cancelled.0).await?;
         Ok(fed.map(|(n_fed, pending)| {
             // It takes as long as the prompt is.
@@ -329,31 +330,31 @@ impl<'s> Generation<'s> {
         }))
     }
 
-    /// Whether the next tokens may be guessed.
-    fn guesses(&self) -> bool {
-        (self.options.guesses().iter().any(|&(_, n)| n > 0) || self.draft.is_some()) && self.profile.is_none()
+    /// Whether the next tokens may be drafted.
+    fn drafts(&self) -> bool {
+        (self.options.drafts().iter().any(|&(_, n)| n > 0) || self.draft.is_some()) && self.profile.is_none()
     }
 
     /// Submits what may come next to be verified, if that is asked for and something is found. All tokens that were read are
     /// kept, and none is on its way.
-    async fn guess(&mut self) -> Result<(), Error> {
-        if !self.guesses() {
+    async fn draft(&mut self) -> Result<(), Error> {
+        if !self.drafts() {
             return Ok(());
         }
-        // One more token comes with the guesses.
-        let wanted = self.written.n_left(&self.options).saturating_sub(1);
+        // One more token comes with the drafts.
+        let wanted = self.completion.n_left(&self.options).saturating_sub(1);
         let room = self.session.n_positions().saturating_sub(self.session.tokens().len());
         let n = wanted.min(room);
         let mut ids = look_up(self.session.tokens(), n.min(self.options.prompt_lookup as usize));
         #[cfg(not(target_arch = "wasm32"))]
-        if self.options.further_tokens > 0 {
-            // It follows the other guesses, too.
-            let most = if ids.is_empty() { n.min(self.options.further_tokens as usize) } else { 0 };
-            let most = if most > 0 { self.session.room_for_guesses(most) } else { 0 };
-            ids.extend(self.session.guess_further(most).await?);
+        if self.options.mtp_tokens > 0 {
+            // It follows the other drafts, too.
+            let most = if ids.is_empty() { n.min(self.options.mtp_tokens as usize) } else { 0 };
+            let most = if most > 0 { self.session.room_for_drafts(most) } else { 0 };
+            ids.extend(self.session.mtp_drafts(most).await?);
         }
         // The first token comes with the prompt.
-        if let (true, Some((draft, most))) = (ids.is_empty() && self.written.n_generated() > 0, &mut self.draft) {
+        if let (true, Some((draft, most))) = (ids.is_empty() && self.completion.n_generated() > 0, &mut self.draft) {
             ids = draft_ids(draft, self.session.tokens(), n.min(*most)).await?;
         }
         if ids.is_empty() {
@@ -363,7 +364,7 @@ impl<'s> Generation<'s> {
             self.speculation.drafted += ids.len();
             self.speculation.passes += 1;
             self.in_flight.push(pending, false);
-            self.guessed = Some((ids, first_row));
+            self.drafted = Some((ids, first_row));
         }
         Ok(())
     }
@@ -375,7 +376,9 @@ impl<'s> Generation<'s> {
         let (depth, n_each) = match (model.runs_ahead(), &self.profile) {
             // Guesses are made of tokens that were read, and they say which may follow.
             // The logits are read before the next pass overwrites them.
-            (true, None) if self.guesses() || self.written.is_guided() || self.options.logprobs.is_some() => (1, 1),
+            (true, None) if self.drafts() || self.completion.is_constrained() || self.options.logprobs.is_some() => {
+                (1, 1)
+            }
             (true, None) => {
                 let depth = self.options.submits_in_flight.map_or(self.session.pace.depth(), |n| n as usize);
                 (depth, self.options.tokens_per_submit.unwrap_or(model.tokens_per_submit()))
@@ -385,7 +388,7 @@ impl<'s> Generation<'s> {
         };
         while self.in_flight.len() < depth {
             let sequence = &self.session.sequence;
-            let wanted = self.written.n_left(&self.options) - sequence.n_ahead().unwrap_or(0);
+            let wanted = self.completion.n_left(&self.options) - sequence.n_ahead().unwrap_or(0);
             let n = wanted.min(self.session.n_positions().saturating_sub(sequence.next_position()));
             let n = n.min(n_each as usize).min(sequence.n_free_states());
             if n == 0 {
@@ -416,8 +419,8 @@ impl<'s> Generation<'s> {
     fn piece(&mut self, id: u32) -> Result<Piece, Error> {
         let room = [self.session.tokens().len(), self.session.passes.capacity()];
         let logits = self.logits.take();
-        let Completed { piece, stop_reason, forced } =
-            self.written.accept(id, &self.options, room, logits.as_deref())?;
+        let Decoded { piece, stop_reason, forced } =
+            self.completion.accept(id, &self.options, room, logits.as_deref())?;
         // Those that must come are given out one after the other, before a pass computes all of them.
         if self.read.is_empty() {
             self.read.extend(forced);
@@ -438,10 +441,10 @@ async fn draft_ids(session: &mut Session, ids: &[u32], n: usize) -> Result<Vec<u
     }
     let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(n) };
     let mut generation = session.generate_from(ids, &options)?;
-    let mut guesses = Vec::with_capacity(n);
+    let mut drafts = Vec::with_capacity(n);
     // Boxed because it is the same function that waits for it.
     while let Some(piece) = Box::pin(generation.next()).await {
-        guesses.push(piece?.id);
+        drafts.push(piece?.id);
     }
-    Ok(guesses)
+    Ok(drafts)
 }

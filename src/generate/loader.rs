@@ -48,7 +48,7 @@ fn of_pieces(options: LoadOptions<'_>) -> impl Fn() -> LoadOptions<'static> + Ma
         max_pass: options.max_pass,
         kv_type: options.kv_type,
         exact: options.exact,
-        further_tokens: options.further_tokens,
+        mtp_tokens: options.mtp_tokens,
         ..LoadOptions::default()
     }
 }

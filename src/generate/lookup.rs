@@ -34,10 +34,10 @@ pub(crate) fn look_up(ids: &[u32], n: usize) -> Vec<u32> {
     ids[end..].iter().copied().cycle().take(n).collect()
 }
 
-/// How many of the guesses the model chooses as well, and the token that it chooses after those. `choices`: its choice before each
-/// guess, and the one after all of them.
-pub(crate) fn judge(guesses: &[u32], choices: &[u32]) -> (usize, Option<u32>) {
-    let n_right = guesses.iter().zip(choices).take_while(|(guess, choice)| guess == choice).count();
+/// How many of the drafts the model chooses as well, and the token that it chooses after those. `choices`: its choice before each
+/// draft, and the one after all of them.
+pub(crate) fn judge(drafts: &[u32], choices: &[u32]) -> (usize, Option<u32>) {
+    let n_right = drafts.iter().zip(choices).take_while(|(draft, choice)| draft == choice).count();
     (n_right, choices.get(n_right).copied())
 }
 

@@ -14,12 +14,12 @@ use std::sync::OnceLock;
 use super::Session;
 #[cfg(feature = "lora")]
 use super::adapter::{Adapter, AdapterInner};
-#[cfg(not(target_arch = "wasm32"))]
-use super::front::{self, DeviceLayers, FrontPasses, Fronts};
+use super::disk_offload::{DiskOffload, Streaming};
+use super::disk_tables::DiskTables;
 use super::part::Part;
-use super::passes::{PASS_SIZES, RecordedPasses, Room};
-use super::rows::RowTables;
-use super::streamed::{Streamed, Streaming};
+use super::passes::{PASS_SIZES, RecordedPasses, SessionLimits};
+#[cfg(not(target_arch = "wasm32"))]
+use super::pipeline::{self, DeviceLayers, PipelineStages, StagePasses};
 use crate::device::{Device, Pending};
 use crate::dtype::DType;
 use crate::error::Error;
@@ -27,9 +27,7 @@ use crate::formats::BlockType;
 #[cfg(feature = "grammar")]
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
-use crate::load::{
-    Asked, Catalog, ChatSource, FURTHER_TOKENS, Feed, ModelFile, ModelHeader, Needs, Placement, WeightFiles,
-};
+use crate::load::{Asked, Catalog, ChatSource, Feed, MTP, ModelFile, ModelHeader, Needs, Placement, WeightFiles};
 use crate::memory::Limit;
 use crate::model::{Block, KvCache, ModelConfig, PassTensors, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
@@ -68,7 +66,7 @@ pub struct LoadOptions<'a> {
     pub whole_layers: bool,
     /// Leave tables of which a pass reads the rows of its tokens in the file, and read these rows for each pass, even where the
     /// memory holds the tables: per-layer embeddings, and the embedding unless the device has it as the head or embeds with it
-    /// what a head for further tokens guesses. Without such a table this changes nothing. For files that are there as a whole.
+    /// what an MTP head drafts. Without such a table this changes nothing. For files that are there as a whole.
     pub stream_rows: bool,
     /// Layers that are computed on a GPU: the last ones, and the head. The CPU computes the others, and its memory holds them
     /// and the embedding. All of them if `None`. For files that are there as a whole, natively; on the CPU this changes
@@ -78,10 +76,10 @@ pub struct LoadOptions<'a> {
     /// `gpu_layers` leaves to the CPU. The memory of each holds its layers. For files that are there as a whole.
     #[cfg(not(target_arch = "wasm32"))]
     pub layers_on: Vec<DeviceLayers>,
-    /// Load the head that guesses the token after the next one, if the files have one that is known (Qwen3.5):
-    /// [`GenerateOptions::further_tokens`](super::GenerateOptions::further_tokens) uses it. It takes about as much memory as a
+    /// Load the head that drafts the token after the next one, if the files have one that is known (Qwen3.5):
+    /// [`GenerateOptions::mtp_tokens`](super::GenerateOptions::mtp_tokens) uses it. It takes about as much memory as a
     /// layer, and needs the embedding on its device.
-    pub further_tokens: bool,
+    pub mtp_tokens: bool,
     /// See [`Model::max_pass`]: one of [`PASS_SIZES`]. 512 on a GPU, 128 on the CPU and on software adapters if `None`.
     pub max_pass: Option<u32>,
     /// What keys and values are cached as.
@@ -100,7 +98,7 @@ pub struct LoadOptions<'a> {
 pub struct Model {
     inner: Arc<Inner>,
     device: Device,
-    room: Room,
+    room: SessionLimits,
     plan: MemoryPlan,
     /// Of the weights that were loaded, see [`Feed::digest`], and of the vocabulary.
     digest: u64,
@@ -110,7 +108,7 @@ pub struct Model {
     /// What requests of an engine name.
     #[cfg(feature = "lora")]
     adapters: Arc<[(String, Adapter)]>,
-    /// What guesses tokens in an engine.
+    /// What drafts tokens in an engine.
     #[cfg(not(target_arch = "wasm32"))]
     draft: Option<Arc<Model>>,
 }
@@ -131,12 +129,12 @@ pub(super) struct Inner {
     block_types: Vec<BlockType>,
     tokens_per_submit: u32,
     /// Reads what the device has no room for.
-    streamed: Option<Streamed>,
+    streamed: Option<DiskOffload>,
     /// Fetches rows of tables that are in the file.
-    tables: Option<RowTables>,
+    tables: Option<DiskTables>,
     /// What other devices compute first.
     #[cfg(not(target_arch = "wasm32"))]
-    fronts: Arc<Fronts>,
+    fronts: Arc<PipelineStages>,
     /// Of what stays in the file; computed when it is needed first.
     #[cfg(not(target_arch = "wasm32"))]
     digest_in_file: OnceLock<u64>,
@@ -175,9 +173,9 @@ pub struct Trace {
     pub logits: Vec<f32>,
     /// `[T, C]` each: after the embedding, then after each layer.
     pub hidden: Vec<Vec<f32>>,
-    /// What the head for further tokens makes of each token but the last and of the one after it, if the model has one: logits of
+    /// What the MTP head makes of each token but the last and of the one after it, if the model has one: logits of
     /// the token after both, `[T - 1, V]`.
-    pub further: Option<Vec<f32>>,
+    pub mtp: Option<Vec<f32>>,
 }
 
 impl Model {
@@ -231,12 +229,12 @@ impl Model {
         options: &LoadOptions<'_>,
     ) -> Result<(Model, Feed), Error> {
         header.note_vocabulary(device);
-        let ModelHeader { name, shape, tokenizer, chat, catalog, further, mut unread } = header;
-        let leaves_out = further.is_some() && !options.further_tokens;
+        let ModelHeader { name, shape, tokenizer, chat, catalog, mtp, mut unread } = header;
+        let leaves_out = mtp.is_some() && !options.mtp_tokens;
         if leaves_out {
-            unread.push(FURTHER_TOKENS);
+            unread.push(MTP);
         }
-        let config = with_further(shape.into_decoder()?, further, options);
+        let config = with_mtp(shape.into_decoder()?, mtp, options);
         let limit = Limit::of(options.memory_limit, device.available_bytes());
         let device = device.for_model(options.exact);
         let target = device.target();
@@ -244,7 +242,7 @@ impl Model {
         let part = Part::declare(target, &config, &catalog, room)?;
         check_read(&catalog, &part.weights, &config, leaves_out)?;
         #[cfg(not(target_arch = "wasm32"))]
-        let before = front::before(&device, &config, options, files.is_some())?;
+        let before = pipeline::before(&device, &config, options, files.is_some())?;
         #[cfg(not(target_arch = "wasm32"))]
         let part = part.of_layers(before.iter().map(|layers| layers.n_layers).sum()..config.n_layers());
         let asked = Asked {
@@ -256,7 +254,7 @@ impl Model {
             whole_layers: options.whole_layers,
         };
         let placement = Placement::choose(&asked, &part)?;
-        let room = Room { context_length: placement.context_length, ..room };
+        let room = SessionLimits { context_length: placement.context_length, ..room };
         let (transformer, plan, streamed) = part.place(&placement, files)?;
         debug_assert!(limit.is_none_or(|limit| plan.total_bytes() <= limit.bytes), "{plan:?} in {limit:?}");
         if !unread.is_empty() {
@@ -271,8 +269,8 @@ impl Model {
         #[cfg(not(target_arch = "wasm32"))]
         let fronts = {
             let declare = |fetches_rows| {
-                let shared = front::Shared { catalog: &catalog, room, exact: options.exact, fetches_rows };
-                let fronts = Fronts::declare(&before, &transformer, shared)?;
+                let shared = pipeline::Shared { catalog: &catalog, room, exact: options.exact, fetches_rows };
+                let fronts = PipelineStages::declare(&before, &transformer, shared)?;
                 fronts.check_plans(fronts.plans(room)?.into_iter()).map(|()| fronts)
             };
             match declare(options.stream_rows) {
@@ -285,7 +283,7 @@ impl Model {
             let first = fronts.parts().next().map_or(&transformer, |(_, part)| part);
             #[cfg(target_arch = "wasm32")]
             let first = &transformer;
-            RowTables::of(first, &transformer, &catalog, files, placement.in_file.fitting_context)
+            DiskTables::of(first, &transformer, &catalog, files, placement.in_file.fitting_context)
         });
         let encodings = match tokenizer {
             Ok(tokenizer) => Ok(EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE)),
@@ -350,9 +348,9 @@ impl Model {
     /// # Errors
     /// [`Error::Config`] if a weight is missing or has another shape than the configuration says.
     pub fn plan_file(target: &Target, file: &ModelFile, options: &LoadOptions<'_>) -> Result<MemoryPlan, Error> {
-        let ModelHeader { shape, catalog, further, .. } = &file.header;
-        let leaves_out = further.is_some() && !options.further_tokens;
-        let config = with_further(shape.decoder()?.clone(), further.clone(), options);
+        let ModelHeader { shape, catalog, mtp, .. } = &file.header;
+        let leaves_out = mtp.is_some() && !options.mtp_tokens;
+        let config = with_mtp(shape.decoder()?.clone(), mtp.clone(), options);
         let room = checked_room(target, config.max_seq_len, false, options)?;
         let part = Part::declare(target.clone(), &config, catalog, room)?;
         check_read(catalog, &part.weights, &config, leaves_out)?;
@@ -400,7 +398,7 @@ impl Model {
     /// Which layers, and rows of which tables, each pass reads from the file, or which experts tokens do, and what came of it,
     /// if not all is on the device.
     pub fn streaming(&self) -> Option<Streaming> {
-        let layers = self.inner.streamed.as_ref().map(Streamed::report);
+        let layers = self.inner.streamed.as_ref().map(DiskOffload::report);
         match &self.inner.tables {
             Some(tables) => Some(tables.report(layers.unwrap_or_else(|| Streaming::resident(&self.inner.transformer)))),
             None => layers,
@@ -408,7 +406,7 @@ impl Model {
     }
 
     /// The tables that are in the file.
-    pub(super) fn row_tables(&self) -> Option<&RowTables> {
+    pub(super) fn row_tables(&self) -> Option<&DiskTables> {
         self.inner.tables.as_ref()
     }
 
@@ -446,8 +444,8 @@ impl Model {
 
     /// A session's passes on other devices.
     #[cfg(not(target_arch = "wasm32"))]
-    pub(super) fn front_passes(&self) -> Result<FrontPasses, Error> {
-        FrontPasses::declare(&self.inner.fronts, self.room)
+    pub(super) fn front_passes(&self) -> Result<StagePasses, Error> {
+        StagePasses::declare(&self.inner.fronts, self.room)
     }
 
     /// Refuses what takes more than the limit.
@@ -496,7 +494,7 @@ impl Model {
 
     /// Refuses what cannot wait for layers that are read from the file.
     fn expect_layers_off_file(&self, option: &'static str) -> Result<(), Error> {
-        if let Some(streaming) = self.inner.streamed.as_ref().map(Streamed::report) {
+        if let Some(streaming) = self.inner.streamed.as_ref().map(DiskOffload::report) {
             let expected = "a model all of whose layers are on the device".into();
             let found = match streaming.experts {
                 Some(experts) => format!("{} of {} experts there", experts.n_kept, experts.n_experts),
@@ -576,16 +574,16 @@ impl Model {
     /// whatever files and device they are in. What stays in the file is read for it, once: as much as a pass reads, or as
     /// passes would read that take all experts.
     pub(super) fn digest(&self) -> u64 {
-        // With a head for further tokens or without, keys and values are the same.
+        // With an MTP head or without, keys and values are the same.
         let mut config = self.config().clone();
         config.blocks.truncate(config.n_layers() as usize);
-        config.n_further = 0;
+        config.n_mtp = 0;
         let digest = self.digest.wrapping_add(Xxh64::of(format!("{config:?}").as_bytes()));
         #[cfg(not(target_arch = "wasm32"))]
         let digest = digest.wrapping_add(*self.inner.digest_in_file.get_or_init(|| {
             let Inner { streamed, tables, .. } = &*self.inner;
-            let of_tables = tables.as_ref().map_or(0, RowTables::digest);
-            streamed.as_ref().map_or(0, Streamed::digest).wrapping_add(of_tables)
+            let of_tables = tables.as_ref().map_or(0, DiskTables::digest);
+            streamed.as_ref().map_or(0, DiskOffload::digest).wrapping_add(of_tables)
         }));
         #[cfg(feature = "lora")]
         if let Some(adapter) = &self.adapter {
@@ -599,7 +597,7 @@ impl Model {
         format!("{:016x}", self.digest())
     }
 
-    pub(super) fn room(&self) -> Room {
+    pub(super) fn room(&self) -> SessionLimits {
         self.room
     }
 
@@ -608,7 +606,7 @@ impl Model {
     /// # Errors
     /// [`Error::Option`] if that is none of [`PASS_SIZES`].
     pub fn with_max_pass(&self, max_pass: u32) -> Result<Model, Error> {
-        let room = Room { max_pass: checked_max_pass(&self.device.target(), Some(max_pass))?, ..self.room };
+        let room = SessionLimits { max_pass: checked_max_pass(&self.device.target(), Some(max_pass))?, ..self.room };
         let plan = RecordedPasses::declare(&self.device.target(), self.transformer(), room)?.plan();
         Ok(Model { room, plan, ..self.clone() })
     }
@@ -687,15 +685,15 @@ impl Model {
         if needed > capacity { Err(Error::ContextFull { needed, capacity }) } else { Ok(()) }
     }
 
-    /// Refuses to have a head guess that there is not.
-    pub(crate) fn check_further(&self, further_tokens: u32) -> Result<(), Error> {
-        if further_tokens == 0 || self.config().n_further > 0 {
+    /// Refuses to have a head draft that there is not.
+    pub(crate) fn check_mtp(&self, mtp_tokens: u32) -> Result<(), Error> {
+        if mtp_tokens == 0 || self.config().n_mtp > 0 {
             return Ok(());
         }
         Err(Error::Option {
-            option: "further_tokens",
-            expected: "0 for a model without a head that guesses further tokens, or loaded without it".into(),
-            found: further_tokens.to_string(),
+            option: "mtp_tokens",
+            expected: "0 for a model without an MTP head, or loaded without it".into(),
+            found: mtp_tokens.to_string(),
         })
     }
 
@@ -765,12 +763,12 @@ impl Model {
         0
     }
 
-    /// The same model with a smaller one that guesses tokens in an engine, [`EngineOptions::draft_tokens`] at a time: the texts
+    /// The same model with a smaller one that drafts tokens in an engine, [`EngineOptions::draft_tokens`] at a time: the texts
     /// of greedy requests are the same, and there sooner where the smaller one is much faster and often right.
     ///
     /// # Errors
     /// [`Error::Operand`] if it has another number of tokens in its vocabulary, or layers that keep a state, which cannot go back to
-    /// before a wrong guess.
+    /// before a wrong draft.
     ///
     /// [`EngineOptions::draft_tokens`]: crate::engine::EngineOptions::draft_tokens
     #[cfg(not(target_arch = "wasm32"))]
@@ -786,7 +784,7 @@ impl Model {
         Ok(Model { draft: Some(Arc::new(draft.clone())), ..self.clone() })
     }
 
-    /// The model that guesses tokens in an engine.
+    /// The model that drafts tokens in an engine.
     #[cfg(not(target_arch = "wasm32"))]
     pub fn draft(&self) -> Option<&Model> {
         self.draft.as_deref()
@@ -809,7 +807,7 @@ impl Model {
         let cache = KvCache::declare(config, self.kv_type(), self.context_length(), n_tokens)?;
         let fetched = self.transformer().declare_fetched(&device.target(), n_tokens)?;
         let io = PassTensors { fetched, ..PassTensors::declare(config, self.context_length(), n_tokens)? };
-        let io = io.with_further(config, self.kv_type(), self.context_length(), n_tokens)?;
+        let io = io.with_mtp(config, self.kv_type(), self.context_length(), n_tokens)?;
         let record = || {
             let mut rec = device.recorder();
             let mut hidden = Vec::new();
@@ -826,33 +824,32 @@ impl Model {
                 || Tensor::declare("logits", Role::Activations, &[n_tokens, config.vocab_size], DType::F32);
             let logits = all_logits()?;
             self.transformer().record_head(&mut rec, &h, &logits)?;
-            let further = io.further.as_ref().map(|_| all_logits()).transpose()?;
-            if let Some(logits) = &further {
+            let mtp = io.mtp.as_ref().map(|_| all_logits()).transpose()?;
+            if let Some(logits) = &mtp {
                 self.transformer().record_hidden(&mut rec, &io, &h)?;
-                self.transformer().record_further_logits(&mut rec, &io, logits)?;
+                self.transformer().record_mtp_logits(&mut rec, &io, logits)?;
             }
-            Ok((rec.finish(&mut Workspace::default()), logits, further, hidden))
+            Ok((rec.finish(&mut Workspace::default()), logits, mtp, hidden))
         };
-        let (recording, logits, of_further, hidden) =
-            record_tested(device, record, |(recording, ..)| recording).await?;
+        let (recording, logits, of_mtp, hidden) = record_tested(device, record, |(recording, ..)| recording).await?;
         let angles = self.transformer().angles(n_tokens);
         device.write(&io.tokens, 0, ids)?;
         #[cfg(not(target_arch = "wasm32"))]
         self.fetch_rows(device, &io, 0, ids).await?;
         io.state.set_turned(device, 0, n_tokens, angles)?;
-        if let Some(further) = &io.further {
-            device.write(further.tokens(), 0, ids.get(1..).unwrap_or_default())?;
-            further.state().set_turned(device, 0, n_tokens - 1, angles)?;
+        if let Some(mtp) = &io.mtp {
+            device.write(mtp.tokens(), 0, ids.get(1..).unwrap_or_default())?;
+            mtp.state().set_turned(device, 0, n_tokens - 1, angles)?;
         }
         self.run(&recording, ids.len()).await?;
-        let mut trace = Trace { logits: device.read(&logits).await?, hidden: Vec::new(), further: None };
+        let mut trace = Trace { logits: device.read(&logits).await?, hidden: Vec::new(), mtp: None };
         for kept in &hidden {
             trace.hidden.push(device.read(kept).await?);
         }
-        if let Some(logits) = &of_further {
+        if let Some(logits) = &of_mtp {
             let mut logits = device.read(logits).await?;
             logits.truncate((ids.len() - 1) * config.vocab_size as usize);
-            trace.further = Some(logits);
+            trace.mtp = Some(logits);
         }
         Ok(trace)
     }
@@ -918,16 +915,16 @@ fn digest_of_vocab(tokenizer: &Tokenizer) -> u64 {
     digest.finish()
 }
 
-/// A model's configuration, with the block of its head for further tokens if there is one and it is wanted.
-fn with_further(mut config: ModelConfig, further: Option<Block>, options: &LoadOptions<'_>) -> ModelConfig {
-    if let Some(block) = further.filter(|_| options.further_tokens) {
+/// A model's configuration, with the block of its MTP head if there is one and it is wanted.
+fn with_mtp(mut config: ModelConfig, mtp: Option<Block>, options: &LoadOptions<'_>) -> ModelConfig {
+    if let Some(block) = mtp.filter(|_| options.mtp_tokens) {
         config.blocks.push(block);
-        config.n_further = 1;
+        config.n_mtp = 1;
     }
     config
 }
 
-/// Refuses tensors that no pass would read, but for those of a head for further tokens that is left out.
+/// Refuses tensors that no pass would read, but for those of an MTP head that is left out.
 fn check_read(catalog: &Catalog, weights: &Weights, config: &ModelConfig, leaves_out: bool) -> Result<(), Error> {
     let unread = config.unread();
     let read = weights.destinations().map(|(name, _)| name).chain(unread.iter().map(String::as_str));
@@ -936,11 +933,16 @@ fn check_read(catalog: &Catalog, weights: &Weights, config: &ModelConfig, leaves
 }
 
 /// What a session has room for, as the options say.
-fn checked_room(target: &Target, limit: u32, knows_memory: bool, options: &LoadOptions<'_>) -> Result<Room, Error> {
+fn checked_room(
+    target: &Target,
+    limit: u32,
+    knows_memory: bool,
+    options: &LoadOptions<'_>,
+) -> Result<SessionLimits, Error> {
     let &LoadOptions { context_length, fit_context, max_pass, kv_type, .. } = options;
     let longest = (fit_context && knows_memory).then_some(limit);
     let context_length = checked_context(limit, context_length.or(longest))?;
-    Ok(Room { context_length, max_pass: checked_max_pass(target, max_pass)?, kv_type })
+    Ok(SessionLimits { context_length, max_pass: checked_max_pass(target, max_pass)?, kv_type })
 }
 
 /// Memory that weights, which may be nowhere, and one session would take; nothing is allocated.

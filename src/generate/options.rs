@@ -48,7 +48,7 @@ pub struct GenerateOptions {
     pub logit_bias: BTreeMap<u32, f32>,
     /// Tell of each token how likely it was, and which tokens were the likeliest, so many of them: 0 to
     /// [`GenerateOptions::MOST_LOGPROBS`]; see [`Piece::logprobs`](super::Piece::logprobs). One token is computed at a time
-    /// then. Not with guesses.
+    /// then. Not with drafts.
     pub logprobs: Option<u32>,
     /// Seed of the draws: the same seed, options and model give the same text on the same device.
     pub seed: u64,
@@ -64,15 +64,15 @@ pub struct GenerateOptions {
     /// Tokens that one submission to a GPU computes, 1 to 16: more cost less time each and come in bursts. The text is
     /// the same. [`Model::tokens_per_submit`](super::Model::tokens_per_submit) if `None`; the CPU takes one at a time.
     pub tokens_per_submit: Option<u32>,
-    /// Tokens to guess at most by prompt look-up, 0 to [`GenerateOptions::MOST_GUESSES`]; 0 is off. What followed the last
+    /// Tokens to draft at most by prompt look-up, 0 to [`GenerateOptions::MAX_DRAFT_TOKENS`]; 0 is off. What followed the last
     /// tokens when they came up before is computed in one pass with them, and as much of it is kept as the model would have
     /// chosen, which pays where a text repeats much of its prompt. Tokens must not be drawn, penalised or constrained. Every step
     /// waits for the one before. A generation whose kernels are timed computes one token after the other all the same.
     pub prompt_lookup: u32,
-    /// Tokens to guess at most by the model's own head for further tokens, 0 to [`GenerateOptions::MOST_GUESSES`]; 0 is off. The
-    /// model must have one and be loaded with it ([`LoadOptions::further_tokens`](super::LoadOptions::further_tokens)). They are
+    /// Tokens to draft at most by the model's own MTP head, 0 to [`GenerateOptions::MAX_DRAFT_TOKENS`]; 0 is off. The
+    /// model must have one and be loaded with it ([`LoadOptions::mtp_tokens`](super::LoadOptions::mtp_tokens)). They are
     /// verified in one pass, as those of `prompt_lookup`, which come first where there are some, and under the same conditions.
-    pub further_tokens: u32,
+    pub mtp_tokens: u32,
     /// Submissions to a GPU that are in flight, the one that is being read included, 1 to 8. The text is the same. If
     /// `None`, 2 to 8, as many as keep the GPU busy by what was measured of the session; a model with states of a fixed size
     /// has room for fewer. The CPU has one.
@@ -81,7 +81,7 @@ pub struct GenerateOptions {
     /// complete, and where nothing may follow the generation ends by itself
     /// ([`StopReason::Complete`](super::StopReason::Complete)). A stop text, the end of the context or `max_tokens` may end the
     /// text before it is complete. One token is computed at a time, whatever the two options above say; what can only be one
-    /// text is computed in one pass. Not with guesses.
+    /// text is computed in one pass. Not with drafts.
     #[cfg(feature = "grammar")]
     pub constraint: Option<Constraint>,
 }
@@ -109,7 +109,7 @@ impl Default for GenerateOptions {
             tokens_per_submit: None,
             submits_in_flight: None,
             prompt_lookup: 0,
-            further_tokens: 0,
+            mtp_tokens: 0,
             #[cfg(feature = "grammar")]
             constraint: None,
         }
@@ -118,7 +118,7 @@ impl Default for GenerateOptions {
 
 impl GenerateOptions {
     /// Guesses that one pass verifies at most.
-    pub const MOST_GUESSES: u32 = VERIFIED_ROWS - 1;
+    pub const MAX_DRAFT_TOKENS: u32 = VERIFIED_ROWS - 1;
 
     /// Likeliest tokens that are told at most.
     pub const MOST_LOGPROBS: u32 = 100;
@@ -175,8 +175,8 @@ impl GenerateOptions {
                 return Err(Error::Option { option, expected, found });
             }
         }
-        for (option, n) in self.guesses() {
-            self.check_guesses(option, n, self.has_constraint())?;
+        for (option, n) in self.drafts() {
+            self.check_drafts(option, n, self.has_constraint())?;
         }
         self.check_stops()
     }
@@ -208,21 +208,21 @@ impl GenerateOptions {
         }
     }
 
-    /// How a pass chooses a token, of all or of those that a guide allows.
-    pub(super) fn sampler(&self, is_guided: bool) -> Sampler {
-        Sampler { mask: is_guided, ..Sampler::of(&self.sampling(0)) }
+    /// How a pass chooses a token, of all or of those that a token_constraint allows.
+    pub(super) fn sampler(&self, is_constrained: bool) -> Sampler {
+        Sampler { mask: is_constrained, ..Sampler::of(&self.sampling(0)) }
     }
 
-    /// The options that ask for guesses, and of how many tokens.
-    pub(super) fn guesses(&self) -> [(&'static str, u32); 2] {
-        [("prompt_lookup", self.prompt_lookup), ("further_tokens", self.further_tokens)]
+    /// The options that ask for drafts, and of how many tokens.
+    pub(super) fn drafts(&self) -> [(&'static str, u32); 2] {
+        [("prompt_lookup", self.prompt_lookup), ("mtp_tokens", self.mtp_tokens)]
     }
 
-    /// Refuses more guesses than a pass verifies, and any where choices are not plainly the most likely tokens.
-    pub(super) fn check_guesses(&self, option: &'static str, n: u32, is_guided: bool) -> Result<(), Error> {
-        let is_greedy = self.sampler(is_guided) == Sampler::default();
+    /// Refuses more drafts than a pass verifies, and any where choices are not plainly the most likely tokens.
+    pub(super) fn check_drafts(&self, option: &'static str, n: u32, is_constrained: bool) -> Result<(), Error> {
+        let is_greedy = self.sampler(is_constrained) == Sampler::default();
         let is_greedy = is_greedy && self.logprobs.is_none();
-        let most = if is_greedy { Self::MOST_GUESSES } else { 0 };
+        let most = if is_greedy { Self::MAX_DRAFT_TOKENS } else { 0 };
         if n <= most {
             return Ok(());
         }

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::passes::{RecordedPasses, Room};
-use super::rows;
-use super::streamed::{Streamed, layer_sizes};
+use super::disk_offload::{DiskOffload, layer_sizes};
+use super::disk_tables;
+use super::passes::{RecordedPasses, SessionLimits};
 use crate::error::Error;
 use crate::load::{Catalog, Feed, InFile, Needs, Placement, Share, Sizes, WeightFiles};
 use crate::model::{ExpertWeights, ModelConfig, Transformer, Weights};
@@ -17,7 +17,7 @@ pub(super) struct Part<'a> {
     config: &'a ModelConfig,
     catalog: &'a Catalog,
     /// What sessions have room for, but for the context, which a placement decides.
-    room: Room,
+    room: SessionLimits,
     layers: Range<u32>,
     /// As they would all be on the device.
     pub weights: Weights,
@@ -32,7 +32,7 @@ impl<'a> Part<'a> {
         target: Target,
         config: &'a ModelConfig,
         catalog: &'a Catalog,
-        room: Room,
+        room: SessionLimits,
     ) -> Result<Part<'a>, Error> {
         let weights = Weights::declare(&target, config, catalog)?;
         Ok(Part { target, config, catalog, room, layers: 0..config.n_layers(), weights })
@@ -61,7 +61,7 @@ impl<'a> Part<'a> {
         let all = Transformer::declare(self.config.clone(), weights, context_length)?;
         let transformer = all.part(self.layers.clone());
         if tables_in_file {
-            return Ok(rows::in_file(transformer, self.catalog));
+            return Ok(disk_tables::in_file(transformer, self.catalog));
         }
         Ok(transformer)
     }
@@ -80,7 +80,7 @@ impl<'a> Part<'a> {
     }
 
     fn plan_of(&self, transformer: &Transformer, context_length: u32) -> Result<MemoryPlan, Error> {
-        let room = Room { context_length, ..self.room };
+        let room = SessionLimits { context_length, ..self.room };
         Ok(RecordedPasses::declare(&self.target, transformer, room)?.plan())
     }
 
@@ -92,7 +92,7 @@ impl<'a> Part<'a> {
         &self,
         placement: &Placement,
         files: Option<&WeightFiles>,
-    ) -> Result<(Transformer, MemoryPlan, Option<Streamed>), Error> {
+    ) -> Result<(Transformer, MemoryPlan, Option<DiskOffload>), Error> {
         let Placement { context_length, in_file: InFile { tables, share, fitting_context }, plan } = placement;
         let (Some(share), Some(files)) = (share, files) else {
             return Ok((self.transformer(*context_length, *tables)?, *plan, None));
@@ -103,7 +103,7 @@ impl<'a> Part<'a> {
             weights.keep_experts(&self.target, self.config, self.catalog, self.layers.clone(), *n_slots)?;
         }
         let transformer = self.transformer_of(weights, *context_length, *tables)?;
-        let streamed = Streamed::new(&transformer, self.catalog, files.clone(), share, *fitting_context);
+        let streamed = DiskOffload::new(&transformer, self.catalog, files.clone(), share, *fitting_context);
         let plan = self.plan_of(&transformer, *context_length)?;
         Ok((transformer, plan, Some(streamed)))
     }

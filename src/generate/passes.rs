@@ -27,7 +27,7 @@ pub(crate) fn rows_for(n_tokens: u32) -> u32 {
 
 /// What a session has room for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub(super) struct SessionLimits {
     /// Positions of its cache.
     pub context_length: u32,
     /// Tokens that one pass takes at most.
@@ -75,8 +75,8 @@ pub(super) struct RecordedPasses {
 
 impl RecordedPasses {
     /// Declares tensors and records the passes of a greedy generation for [`PASS_SIZES`]; nothing is allocated.
-    pub fn declare(target: &Target, transformer: &Transformer, room: Room) -> Result<RecordedPasses, Error> {
-        let Room { context_length, max_pass, kv_type } = room;
+    pub fn declare(target: &Target, transformer: &Transformer, room: SessionLimits) -> Result<RecordedPasses, Error> {
+        let SessionLimits { context_length, max_pass, kv_type } = room;
         let config = &transformer.config;
         // A pass for more tokens than the context has positions would never be full.
         let [largest, enough] = [
@@ -91,7 +91,7 @@ impl RecordedPasses {
             ..PassTensors::declare(config, context_length, PASS_SIZES[last])?
         };
         let io = match transformer.is_last() {
-            true => io.with_further(config, kv_type, context_length, PASS_SIZES[last])?,
+            true => io.with_mtp(config, kv_type, context_length, PASS_SIZES[last])?,
             false => io,
         };
         let (workspace, recordings) = (Workspace::default(), HashMap::new());
@@ -154,12 +154,12 @@ impl RecordedPasses {
         self.record(target, transformer, self.largest(), Ending::Cache)?;
         let sizes = self.sizes;
         sizes.iter().rev().try_for_each(|&size| self.record_greedy(target, transformer, size))?;
-        if self.io.further.is_none() {
+        if self.io.mtp.is_none() {
             return Ok(());
         }
-        sizes.iter().rev().try_for_each(|&size| self.record(target, transformer, size, Ending::Guess))?;
-        self.record(target, transformer, self.largest(), Ending::Follow)?;
-        self.record(target, transformer, 1, Ending::GuessOn)
+        sizes.iter().rev().try_for_each(|&size| self.record(target, transformer, size, Ending::MtpDraft))?;
+        self.record(target, transformer, self.largest(), Ending::MtpFollow)?;
+        self.record(target, transformer, 1, Ending::MtpDraftNext)
     }
 
     fn record_greedy(&mut self, target: &Target, transformer: &Transformer, size: u32) -> Result<(), Error> {
@@ -248,7 +248,7 @@ impl RecordedPasses {
     ///
     /// # Errors
     /// As [`RecordedPasses::test`].
-    pub async fn test_usual(device: &Device, transformer: &Transformer, room: Room) -> Result<(), Error> {
+    pub async fn test_usual(device: &Device, transformer: &Transformer, room: SessionLimits) -> Result<(), Error> {
         if !device.is_gpu() {
             return Ok(());
         }

@@ -281,7 +281,7 @@ impl Restoring<'_> {
         // Passes read the tokens before their own position too, to penalise those that repeat.
         session.model.device().write(&session.passes.io.tokens, 0, &ids)?;
         session.sequence.restore(ids, cached);
-        session.further.forget();
+        session.mtp.forget();
         Ok(note)
     }
 }

@@ -222,23 +222,23 @@ impl Sequence {
         }
     }
 
-    /// How many of `n` guesses a pass may verify after the tokens that are not cached. The state that it begins with is wanted
-    /// again where a guess is wrong, so the pass must not leave another one in its place.
-    pub fn n_guesses(&self, n: usize) -> usize {
+    /// How many of `n` drafts a pass may verify after the tokens that are not cached. The state that it begins with is wanted
+    /// again where a draft is wrong, so the pass must not leave another one in its place.
+    pub fn n_drafts(&self, n: usize) -> usize {
         let overwrites = self.states.is_some() && (self.uncached().len() + n).is_multiple_of(N_STATES);
         n.saturating_sub(usize::from(overwrites))
     }
 
-    /// A pass of `size` rows was submitted over all tokens that are not cached and `n` guessed ones after them, whose keys
+    /// A pass of `size` rows was submitted over all tokens that are not cached and `n` drafted ones after them, whose keys
     /// count for nothing so far.
-    pub fn submitted_guesses(&mut self, n: usize, size: usize) {
+    pub fn submitted_drafts(&mut self, n: usize, size: usize) {
         self.n_ahead = None;
         self.written = self.written.max(self.n_cached + size);
         self.n_cached = self.ids.len();
         self.has_state(self.n_cached + n);
     }
 
-    /// The first `n_right` of `n` guessed tokens are the ones to be kept next. A state that knows others as well is of no use:
+    /// The first `n_right` of `n` drafted tokens are the ones to be kept next. A state that knows others as well is of no use:
     /// those that are right are computed once more.
     pub fn verified(&mut self, n_right: usize, n: usize) {
         if self.states.is_some() && n_right < n {
@@ -381,24 +381,24 @@ mod tests {
             self.sequence.keep(id);
         }
 
-        /// A pass over what is not cached and guesses after it, of which the first `n_right` are right. Returns how many of
+        /// A pass over what is not cached and drafts after it, of which the first `n_right` are right. Returns how many of
         /// them were kept: none if there are more tokens than the pass has rows.
-        fn guess(&mut self, n: usize, n_right: usize, size: usize) -> usize {
+        fn draft(&mut self, n: usize, n_right: usize, size: usize) -> usize {
             self.chosen.clear();
             self.sequence.leave_last(1);
-            let n = self.sequence.n_guesses(n);
-            let guesses: Vec<u32> = (0..n).map(|_| self.fresh_id()).collect();
+            let n = self.sequence.n_drafts(n);
+            let drafts: Vec<u32> = (0..n).map(|_| self.fresh_id()).collect();
             let (begin, n_uncached) = (self.sequence.n_cached(), self.sequence.uncached().len());
-            let ids = [self.sequence.uncached(), &guesses].concat();
+            let ids = [self.sequence.uncached(), &drafts].concat();
             if ids.len() > size || n == 0 {
                 return 0;
             }
             let n_right = n_right.min(n);
             self.write(begin, &ids, size);
-            self.sequence.submitted_guesses(n, size);
+            self.sequence.submitted_drafts(n, size);
             self.sequence.verified(n_right, n);
             self.check();
-            for id in guesses.into_iter().take(n_right) {
+            for id in drafts.into_iter().take(n_right) {
                 self.sequence.keep(id);
                 self.check();
             }
@@ -470,7 +470,7 @@ mod tests {
                     }
                     8 if len > 0 && len < CAPACITY - 5 => {
                         let n = 1 + below(4);
-                        n_guessed += device.guess(n, below(n + 1), 5);
+                        n_guessed += device.draft(n, below(n + 1), 5);
                     }
                     _ => {}
                 }

@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Model;
-#[cfg(not(target_arch = "wasm32"))]
-use super::front::FrontPasses;
-use super::further::Further;
+use super::constraint::{TokenConstraint, token_constraint};
 use super::generation::Generation;
-use super::guide::{TokenGuide, guide};
+use super::mtp::MtpHead;
 use super::options::{ContextPolicy, GenerateOptions};
 use super::pace::Pace;
 use super::passes::RecordedPasses;
+#[cfg(not(target_arch = "wasm32"))]
+use super::pipeline::StagePasses;
 use super::sequence::Sequence;
 use crate::device::{Device, Pending};
 use crate::error::Error;
@@ -26,10 +26,10 @@ pub struct Session {
     pub(super) passes: RecordedPasses,
     pub(super) sequence: Sequence,
     pub(super) pace: Pace,
-    pub(super) further: Further,
+    pub(super) mtp: MtpHead,
     /// What other devices compute first.
     #[cfg(not(target_arch = "wasm32"))]
-    fronts: FrontPasses,
+    fronts: StagePasses,
 }
 
 /// A copy of a session's cache and tokens, on the device.
@@ -53,7 +53,7 @@ impl Session {
             passes,
             sequence,
             pace: Pace::default(),
-            further: Further::default(),
+            mtp: MtpHead::default(),
             #[cfg(not(target_arch = "wasm32"))]
             fronts: model.front_passes()?,
         })
@@ -117,7 +117,7 @@ impl Session {
     /// Keeps the first `n` tokens.
     pub fn truncate(&mut self, n: usize) {
         self.sequence.truncate(n);
-        self.further.truncate(n);
+        self.mtp.truncate(n);
     }
 
     /// Copies the session's state.
@@ -167,7 +167,7 @@ impl Session {
         // Passes read the tokens before their own position too, to penalise those that repeat.
         device.write(&self.passes.io.tokens, 0, snapshot.sequence.ids())?;
         self.sequence = snapshot.sequence.clone();
-        self.further.forget();
+        self.mtp.forget();
         Ok(())
     }
 
@@ -211,24 +211,24 @@ impl Session {
     /// As [`Session::generate`]; [`Error::Tokenizer`] also for an id outside the vocabulary.
     pub fn generate_ids(&mut self, ids: &[u32], options: &GenerateOptions) -> Result<Generation<'_>, Error> {
         options.check()?;
-        let guide = guide(&self.model, options)?;
-        self.generate_guided(ids, options, guide)
+        let constraint = token_constraint(&self.model, options)?;
+        self.generate_constrained(ids, options, constraint)
     }
 
-    /// Begins a generation that continues token ids with what a guide allows, if there is one.
-    fn generate_guided(
+    /// Begins a generation that continues token ids with what a constraint allows, if there is one.
+    fn generate_constrained(
         &mut self,
         ids: &[u32],
         options: &GenerateOptions,
-        guide: Option<Box<dyn TokenGuide>>,
+        constraint: Option<Box<dyn TokenConstraint>>,
     ) -> Result<Generation<'_>, Error> {
-        for (option, n) in options.guesses() {
-            options.check_guesses(option, n, guide.is_some())?;
+        for (option, n) in options.drafts() {
+            options.check_drafts(option, n, constraint.is_some())?;
         }
-        self.model.check_further(options.further_tokens)?;
+        self.model.check_mtp(options.mtp_tokens)?;
         options.check_biases(self.model.config().vocab_size)?;
         self.append(ids, options.context_policy)?;
-        Generation::new(self, options, guide)
+        Generation::new(self, options, constraint)
     }
 
     /// Makes `ids` the whole sequence and begins a generation that continues it. What the session has computed of its
@@ -241,17 +241,17 @@ impl Session {
         self.generate_ids(new, options)
     }
 
-    /// As [`Session::generate_from`], with a guide of the caller's.
+    /// As [`Session::generate_from`], with a constraint of the caller's.
     #[cfg(all(target_arch = "wasm32", feature = "web"))]
-    pub(crate) fn generate_guided_from(
+    pub(crate) fn generate_constrained_from(
         &mut self,
         ids: &[u32],
         options: &GenerateOptions,
-        guide: Option<Box<dyn TokenGuide>>,
+        constraint: Option<Box<dyn TokenConstraint>>,
     ) -> Result<Generation<'_>, Error> {
         options.check()?;
         let new = self.keep_common(ids);
-        self.generate_guided(new, options, guide)
+        self.generate_constrained(new, options, constraint)
     }
 
     /// Keeps what the sequence has in common with `ids`, and returns what those have beyond it.
@@ -289,7 +289,7 @@ impl Session {
         self.passes.begin_with(model.adapter_id());
         self.model = model.clone();
         self.pace = Pace::default();
-        self.further.forget();
+        self.mtp.forget();
         self.sequence.move_to(self.passes.cache.ring());
         Ok(())
     }
@@ -311,7 +311,7 @@ impl Session {
 
     /// Keeps the first token and the latest half of a context.
     pub(super) fn slide(&mut self) {
-        self.further.forget();
+        self.mtp.forget();
         self.sequence.slide(self.passes.capacity());
     }
 
@@ -319,7 +319,7 @@ impl Session {
     pub(super) fn choose_angles(&mut self) {
         let angles = self.model.transformer().angles(self.tokens().len() as u32);
         if self.sequence.turn_by(angles) {
-            self.further.forget();
+            self.mtp.forget();
         }
     }
 
@@ -380,7 +380,7 @@ impl Session {
     /// A pass of `size` rows over the next `n_tokens` tokens was submitted.
     pub(super) fn submitted(&mut self, n_tokens: usize, size: u32) {
         let position = self.sequence.n_cached();
-        self.further.left(position..position + n_tokens);
+        self.mtp.left(position..position + n_tokens);
         self.sequence.submitted(n_tokens, size as usize);
     }
 
@@ -442,23 +442,23 @@ impl Session {
         self.model.device().write(&self.passes.io.allowed, 0, allowed)
     }
 
-    /// How many of `n` guesses [`Session::verify`] has room for.
-    pub(super) fn room_for_guesses(&mut self, n: usize) -> usize {
+    /// How many of `n` drafts [`Session::verify`] has room for.
+    pub(super) fn room_for_drafts(&mut self, n: usize) -> usize {
         self.sequence.leave_last(1);
         let room = (VERIFIED_ROWS as usize).saturating_sub(self.sequence.uncached().len());
-        self.sequence.n_guesses(n.min(room))
+        self.sequence.n_drafts(n.min(room))
     }
 
-    /// Submits a pass over what is not cached and guessed tokens after it, that chooses a token after each; guesses that it has
+    /// Submits a pass over what is not cached and drafted tokens after it, that chooses a token after each; drafts that it has
     /// no room for are dropped. Returns the choices to read and the row of the first one that counts, after the last kept
-    /// token. `None` if no guess is left.
-    pub(super) async fn verify(&mut self, guesses: &mut Vec<u32>) -> Result<Option<(Pending, usize)>, Error> {
+    /// token. `None` if no draft is left.
+    pub(super) async fn verify(&mut self, drafts: &mut Vec<u32>) -> Result<Option<(Pending, usize)>, Error> {
         let model = self.model.clone();
         let device = model.device();
-        guesses.truncate(self.room_for_guesses(guesses.len()));
-        let ids = [self.sequence.uncached(), guesses].concat();
+        drafts.truncate(self.room_for_drafts(drafts.len()));
+        let ids = [self.sequence.uncached(), drafts].concat();
         let (position, size) = (self.sequence.n_cached(), self.passes.size(ids.len() as u32));
-        if size != VERIFIED_ROWS || guesses.is_empty() {
+        if size != VERIFIED_ROWS || drafts.is_empty() {
             return Ok(None);
         }
         self.passes.test(device, model.transformer(), size, Ending::Verify).await?;
@@ -468,9 +468,9 @@ impl Session {
         self.run_host_part(position, &ids, size).await?;
         let pass = self.passes.get(size, Ending::Verify)?;
         let pending = model.run_and_read(pass, ids.len(), &self.passes.io.verified, 1).await?;
-        self.further.left(position..position + ids.len());
-        self.sequence.submitted_guesses(guesses.len(), size as usize);
-        Ok(Some((pending, ids.len() - guesses.len() - 1)))
+        self.mtp.left(position..position + ids.len());
+        self.sequence.submitted_drafts(drafts.len(), size as usize);
+        Ok(Some((pending, ids.len() - drafts.len() - 1)))
     }
 
     /// Submits `n` more passes, each on the token that the device chose last; that token is kept if the host has a part in a pass.
@@ -482,7 +482,7 @@ impl Session {
         let pending = self.model.run_and_read(recording, 1, self.passes.io.state.tensor(), n).await?;
         // The last of them leaves its row.
         let end = position + n as usize;
-        self.further.left(end.saturating_sub(1)..end);
+        self.mtp.left(end.saturating_sub(1)..end);
         self.sequence.submitted_ahead(n as usize);
         Ok(pending)
     }

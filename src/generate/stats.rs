@@ -27,11 +27,11 @@ impl Stats {
 /// What guessing the next tokens was worth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Speculation {
-    /// Tokens that were guessed.
+    /// Tokens that were drafted.
     pub drafted: usize,
     /// Those of them that the model chose as well.
     pub accepted: usize,
-    /// Passes that verified guesses. Each of them gives one token more than it accepts.
+    /// Passes that verified drafts. Each of them gives one token more than it accepts.
     pub passes: usize,
 }
 

@@ -6,6 +6,19 @@
 //! A mark that is a token of the vocabulary is one here, by its id; where it is none, its letters count, and no text has
 //! them. Both is as [`AnswerReader`](crate::answer::AnswerReader) reads it. Terminals that may begin at the same place
 //! exclude each other: where a mark ends, no text goes on, and what comes then is bound.
+//!
+//! - Terminals match as long as they can, which would take a mark for text. So text in front of a call is the
+//!   shortest that ends in the mark, and an answer without a call has none.
+//! - Schemas allow no white space but an optional space after commas and colons, so the lexer never guesses which
+//!   grammar a character belongs to. What encloses arguments is written as templates write it, so most of it is
+//!   forced.
+//! - JSON is llguidance's. Gemma's notation and Qwen3-Coder's tags have their own rules for strings (`notation.rs`).
+//!   A string between tags must not contain its end for the reader; that is written without complements, which
+//!   llguidance combines with lengths too slowly.
+//! - Schemas are narrowed: an object that names its properties has no others, and numbers get limits.
+//! - If llguidance refuses the grammar, tools and then their properties are compiled one by one, so that the error
+//!   names the one at fault.
+//! - With a constraint the model does not think: the prompt closes the thought, or opens harmony's final message.
 
 mod notation;
 

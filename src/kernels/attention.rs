@@ -1,4 +1,28 @@
 //! Attention: with a key/value cache, and of packed sequences.
+//!
+//! All query heads that share a key/value head, for all tokens of a pass, are rows that read the same keys, so each
+//! key that a workgroup loads serves several queries. The number of tokens selects the form:
+//!
+//! - one token: `attention_decode` takes the projection and does head norms, rotation, the cache write and attention.
+//!   Rotation is here because only here a workgroup has whole heads, as norms and blocks of a quantised cache need.
+//!   The first part of the keys begins with the token's own key, which one workgroup writes to the cache, where no
+//!   other reads it in the same dispatch. The cache's size fixes the number of parts, because grids are recorded;
+//!   parts that the position does not reach return at once, and `attention_merge` combines the others.
+//! - several tokens: `rope_kv`, then `attention_prefill`, 16 rows against tiles of 32 keys in workgroup memory. Tiles
+//!   that no row can see are not read.
+//! - with matrix units: `attention_half`, 64 rows, heads of up to 128 elements that are a multiple of 16, caches of
+//!   f16 and Q8_0. Matrices have no cheap factor per row, so sums are not rescaled for each tile: a row's weights are
+//!   relative to a reference that stays while none exceeds 2^15, and then becomes 2^-7 of the highest. What a row
+//!   sums does not depend on its neighbours. `tests/matrices` runs the shader on any adapter with matrices made of
+//!   lanes.
+//!
+//! In the `scalar` tier an invocation walks keys alone, up to eight rows at a time. llvmpipe leaves an invocation's
+//! loops after 65,535 rounds in all, without an error, so longer caches are cut into more parts and longer rows use
+//! the baseline.
+//!
+//! In an engine (`PAGED`) the slot of a position is looked up in the row's pages. Tiles of keys begin at fixed
+//! multiples, so the position at which a pass begins changes no sum. Where rows of a batch may be of one sequence,
+//! `attention_decode` runs twice: it stores the keys of all rows, then reads them.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -1,4 +1,8 @@
 //! Cached keys and values: what they are stored as, and the tensors that hold them.
+//!
+//! A head's row is a whole number of units of 16 bytes, so that kernels load `vec4<u32>` and no two rows share a
+//! word: four f32, eight f16, or for Q8_0 two units per block and then the scales as f32. f16 needs no `shader-f16`,
+//! because `pack2x16float` is always there.
 
 use std::fmt;
 use std::str::FromStr;

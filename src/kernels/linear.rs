@@ -1,4 +1,18 @@
 //! Linear layers: what a product is, and how it is taken for one token or a few.
+//!
+//! `matvec` and `gate_up` take up to eight tokens with one pass over the weights. `COLUMNS` is the smallest of 1, 2,
+//! 4 and 8 that covers them: an invocation unpacks a weight once and multiplies it with all of them. Larger passes,
+//! and passes of eight where matrices are 8 x 8 or the tier is `scalar`, use the tiles of `matmul.rs`.
+//!
+//! - For one token, invocations have whole blocks of the weights, and the workgroup first puts `x` (normalised, if
+//!   there is a norm) into workgroup memory, with neighbours' quads side by side. Reading `x` where it lies would
+//!   touch a cache line per invocation.
+//! - For several tokens there is more of `x` than of the weights to read, so four neighbours share a block.
+//! - A folded norm costs no dispatch: its factor is the same for all rows, so the loop over `x` also sums the squares
+//!   and scales the sums at the end. There is one binding for a norm's weight or a bias, since WebGPU guarantees
+//!   eight; with a bias the norm is a kernel of its own.
+//! - The `scalar` tier takes one token at a time, because its sums of several were less exact.
+//! - A dispatch that could run too long is cut (`Target::max_dispatch_operations`).
 
 use bytemuck::{Pod, Zeroable};
 

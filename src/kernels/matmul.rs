@@ -1,4 +1,20 @@
 //! Matrix products by tiles: the plan of a product, and the recorders that follow it.
+//!
+//! A plan chooses the kernel, its tile and the splits of K. Tiles have 128 x 128 or 64 x 64 outputs, and 32 x 128 or
+//! 16 x 256 for 32 rows or fewer, because each tile unpacks its weights. A tile that covers its matrices exactly is
+//! compiled without bounds checks (`GUARDED`). Where K is long and tiles are few, splits of K run side by side, and
+//! `split_sum` adds them in order; products that must have the same bits in every batch are never split and never
+//! change variant.
+//!
+//! `matmul_half` reads `x` as `half_rows` leaves it: f16, padded to whole blocks, each row scaled by a power of two
+//! if it leaves the range. So tiles copy rows and convert nothing, and all matrices with the same input share them.
+//! Matrix units and plain lanes have the same staging and differ in one fragment, so any GPU with f16 tests most of
+//! the matrix code.
+//!
+//! Two drivers shape the shader. Matrices load from addresses that are multiples of 16 bytes: others are slow on AMD
+//! and wrong on NVIDIA. Therefore `staged` is the first workgroup variable used (RADV places them in that order), and
+//! every other variable takes a multiple of 16 bytes (NVIDIA places small ones first). In the native tiers workgroup
+//! memory is not zeroed, so kernels write before they read.
 
 use bytemuck::{Pod, Zeroable};
 

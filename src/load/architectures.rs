@@ -68,7 +68,7 @@ pub(super) struct Architecture {
     pub defaults: &'static str,
     /// Whether a head of its files that guesses the token after the next one is known: Qwen3.5's, whose block is as those of
     /// the layers that attend.
-    pub further: bool,
+    pub mtp: bool,
     /// Makes Llama's model this one.
     pub describe: fn(&Keys<'_>, &mut ModelConfig) -> Result<(), Error>,
 }
@@ -163,8 +163,8 @@ impl Architecture {
 
     /// GGUF's name of a tensor of the head that guesses the token after the next one, whose block comes after so many layers;
     /// `None` if it has none.
-    pub fn further_name(&self, name: &str, n_layers: u32) -> Option<String> {
-        let name = name.strip_prefix("model.").unwrap_or(name).strip_prefix("mtp.").filter(|_| self.further)?;
+    pub fn mtp_name(&self, name: &str, n_layers: u32) -> Option<String> {
+        let name = name.strip_prefix("model.").unwrap_or(name).strip_prefix("mtp.").filter(|_| self.mtp)?;
         match name.strip_prefix("layers.0.") {
             Some(of_block) => self.gguf_name(&format!("layers.{n_layers}.{of_block}")),
             None => {
@@ -176,8 +176,8 @@ impl Architecture {
     }
 
     /// The block of that head, if the catalog has the head of a model of this configuration.
-    pub fn further_block(&self, config: &ModelConfig, catalog: &Catalog) -> Option<Block> {
-        catalog.find(&format!("blk.{}.nextn.eh_proj.weight", config.n_layers())).filter(|_| self.further)?;
+    pub fn mtp_block(&self, config: &ModelConfig, catalog: &Catalog) -> Option<Block> {
+        catalog.find(&format!("blk.{}.nextn.eh_proj.weight", config.n_layers())).filter(|_| self.mtp)?;
         config.blocks.iter().rfind(|block| block.recurrence.is_none()).cloned()
     }
 
@@ -205,11 +205,11 @@ impl Architecture {
         (self.describe)(keys, &mut config)?;
         if keys.is_gguf() {
             // Layers that predict further tokens come last and are counted there.
-            let (n_layers, n_further) = (config.n_layers(), keys.u32(FURTHER_LAYERS)?.unwrap_or(0));
-            if n_further >= n_layers {
-                return Err(keys.wrong(FURTHER_LAYERS, format!("fewer than the {n_layers} layers"), n_further));
+            let (n_layers, n_mtp) = (config.n_layers(), keys.u32(MTP_LAYERS)?.unwrap_or(0));
+            if n_mtp >= n_layers {
+                return Err(keys.wrong(MTP_LAYERS, format!("fewer than the {n_layers} layers"), n_mtp));
             }
-            config.blocks.truncate((n_layers - n_further) as usize);
+            config.blocks.truncate((n_layers - n_mtp) as usize);
         }
         config.check()?;
         Ok(config)
@@ -298,7 +298,7 @@ impl Architecture {
             vocab_size,
             max_seq_len,
             blocks,
-            n_further: 0,
+            n_mtp: 0,
             norm: NormKind::Rms,
             norm_eps,
             ropes: vec![rope],
@@ -448,13 +448,13 @@ const THETA: Key = Key(
 );
 const WINDOW: Key = Key("attention.sliding_window", "sliding_window");
 const FINAL_SOFT_CAP: Key = Key("final_logit_softcapping", "final_logit_softcapping");
-pub(super) const FURTHER_LAYERS: Key = Key("nextn_predict_layers", "num_nextn_predict_layers");
+pub(super) const MTP_LAYERS: Key = Key("nextn_predict_layers", "num_nextn_predict_layers");
 const EXPERTS: Key = Key("expert_count", "num_local_experts|num_experts");
 const KV_HEADS: Key = Key("attention.head_count_kv", "num_key_value_heads");
 const VALUE_DIM: Key = Key("attention.value_length", "v_head_dim");
 const RMS_EPS: Key = Key("attention.layer_norm_rms_epsilon", "rms_norm_eps");
 
-/// Names of the tensors that a head for further tokens has beside its block, with GGUF's.
+/// Names of the tensors that an MTP head has beside its block, with GGUF's.
 const FURTHER_NAMES: [(&str, &str); 4] = [
     ("fc", "eh_proj"),
     ("pre_fc_norm_embedding", "enorm"),

@@ -1,4 +1,8 @@
 //! The tensors of a model's files, and the way from their bytes to a device.
+//!
+//! Bytes arrive in file order, in pieces of any size, and rows are repacked as they do; a cut row waits for its rest.
+//! A mapped file is fed as a download is, so there is one path from bytes to weights. Every tensor is read, or listed
+//! in `unread.rs`, or an error. Uploads are drained every 32 MiB, so that a download never piles up in memory.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};

@@ -1,16 +1,16 @@
 //! GGUF files.
 
-use super::architectures::{Architecture, FURTHER_LAYERS, refused};
+use super::architectures::{Architecture, MTP_LAYERS, refused};
 use super::catalog::{Catalog, check_type, floats};
 use super::keys::{Keys, Source};
-use super::unread::FURTHER_TOKENS;
+use super::unread::MTP;
 use super::{ChatSource, ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
 use crate::error::Error;
 use crate::formats::TensorInfo;
 use crate::formats::gguf::{Gguf, Metadata};
 use crate::tokenizer::Tokenizer;
 
-/// Factors of the rotation's frequencies: of all sequences, and of short and long ones.
+/// LoraFactors of the rotation's frequencies: of all sequences, and of short and long ones.
 pub(super) const FACTORS: [&str; 3] = ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
 
 /// Data of tensors that belong to the configuration, by their names.
@@ -61,16 +61,16 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
     let metadata = &first.metadata;
     let shape = shape(metadata, (architecture, name_of_it), &catalog, config_data)?;
     let mut unread = Vec::new();
-    let further = metadata.get_u32(&format!("{name_of_it}.{}", FURTHER_LAYERS.0))?;
-    let block = match further {
-        Some(1) => architecture.further_block(shape.config(), &catalog),
+    let mtp = metadata.get_u32(&format!("{name_of_it}.{}", MTP_LAYERS.0))?;
+    let block = match mtp {
+        Some(1) => architecture.mtp_block(shape.config(), &catalog),
         _ => None,
     };
     if block.is_some() {
         catalog.leave_untold(shape.config().n_layers());
     }
-    if block.is_none() && further.is_some_and(|n| n > 0) && catalog.drop_layers(shape.config().n_layers()) {
-        unread.push(FURTHER_TOKENS);
+    if block.is_none() && mtp.is_some_and(|n| n > 0) && catalog.drop_layers(shape.config().n_layers()) {
+        unread.push(MTP);
     }
     let vocab_size = shape.config().vocab_size;
     let tokenizer = vocab_from_gguf(metadata).and_then(Tokenizer::from_vocab);
@@ -85,7 +85,7 @@ pub(super) fn header(name: &str, shards: Vec<Gguf>, config_data: &ConfigData) ->
     }
     let chat = ChatSource::of_gguf(metadata, tokenizer.as_ref().ok())?;
     let name = metadata.get_str("general.name")?.unwrap_or(name).to_owned();
-    Ok(ModelHeader { name, shape, tokenizer, chat, catalog, further: block, unread })
+    Ok(ModelHeader { name, shape, tokenizer, chat, catalog, mtp: block, unread })
 }
 
 /// The architecture that a file names, and its name.
@@ -112,7 +112,7 @@ fn shape(
     Ok(shape)
 }
 
-/// Factors of the rotation's frequencies under this name, one for each of `n` pairs, where the file has them.
+/// LoraFactors of the rotation's frequencies under this name, one for each of `n` pairs, where the file has them.
 pub(super) fn factors(
     catalog: &Catalog,
     config_data: &ConfigData,

@@ -4,12 +4,12 @@ use std::collections::{BTreeSet, HashMap};
 #[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
-use super::architectures::{Architecture, FURTHER_LAYERS, refused};
+use super::architectures::{Architecture, MTP_LAYERS, refused};
 use super::catalog::{Catalog, Stored, check_type};
 use super::keys::{Key, Keys, Source};
 #[cfg(not(target_arch = "wasm32"))]
 use super::shards;
-use super::unread::{self, FURTHER_TOKENS};
+use super::unread::{self, MTP};
 use super::{ChatSource, ModelHeader, ModelShape, encoder, mxfp4};
 #[cfg(not(target_arch = "wasm32"))]
 use super::{FileBytes, ModelFile};
@@ -127,15 +127,15 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
     let n_heads = config.blocks.first().map_or(1, |block| block.attention.n_heads);
     let (mut catalog, unread) = catalog(architecture, &config, n_heads, weights)?;
     let mut unread: Vec<&'static str> = unread.into_iter().collect();
-    let further = architecture.further_block(&config, &catalog);
-    if further.is_some() {
+    let mtp = architecture.mtp_block(&config, &catalog);
+    if mtp.is_some() {
         catalog.leave_untold(config.n_layers());
     }
-    if further.is_none()
-        && keys.u32(FURTHER_LAYERS).map_err(in_file(CONFIG))?.is_some_and(|n| n > 0)
+    if mtp.is_none()
+        && keys.u32(MTP_LAYERS).map_err(in_file(CONFIG))?.is_some_and(|n| n > 0)
         && catalog.drop_layers(config.n_layers())
     {
-        unread.push(FURTHER_TOKENS);
+        unread.push(MTP);
     }
     let tied = keys.bool(Key("", "tie_word_embeddings")).map_err(in_file(CONFIG))?;
     let is_tied = !config.has_head || tied.unwrap_or(architecture.tied);
@@ -161,7 +161,7 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
         Tokenizer::from_json(bytes, &config).map_err(in_file(TOKENIZER))
     });
     let (name, chat) = (name.to_owned(), ChatSource::of_folder(texts));
-    Ok(ModelHeader { name, shape, tokenizer, chat, catalog, further, unread })
+    Ok(ModelHeader { name, shape, tokenizer, chat, catalog, mtp, unread })
 }
 
 /// The part of a configuration that is about text, where others are about pictures and sounds. What stands beside it of all
@@ -179,12 +179,11 @@ fn catalog(
 ) -> Result<(Catalog, BTreeSet<&'static str>), Error> {
     let (mut catalog, mut unread) = (Catalog::default(), BTreeSet::new());
     let all = || weights.iter().enumerate().flat_map(|(i, (_, header))| header.tensors.iter().map(move |t| (i, t)));
-    // A head for further tokens that has no `fc`, or tensors that are not known, is left out.
-    let further_name = |name: &str| architecture.further_name(name, config.n_layers());
-    let of_further = || all().map(|(_, tensor)| tensor.name.as_str()).filter(|name| unread::is_of_further(name));
-    let has_further = of_further().any(|name| name.ends_with("mtp.fc.weight"))
-        && of_further().all(|name| further_name(name).is_some());
-    let further_name = |name: &str| further_name(name).filter(|_| has_further);
+    // An MTP head that has no `fc`, or tensors that are not known, is left out.
+    let mtp_name = |name: &str| architecture.mtp_name(name, config.n_layers());
+    let of_mtp = || all().map(|(_, tensor)| tensor.name.as_str()).filter(|name| unread::is_of_mtp(name));
+    let has_mtp = of_mtp().any(|name| name.ends_with("mtp.fc.weight")) && of_mtp().all(|name| mtp_name(name).is_some());
+    let mtp_name = |name: &str| mtp_name(name).filter(|_| has_mtp);
     // Scales, which may be in another file than what they scale.
     let scales = all().filter_map(|(file, tensor)| match mxfp4::half(&tensor.name) {
         Some((stem, true)) => Some((stem, (file, tensor))),
@@ -202,7 +201,7 @@ fn catalog(
             }
             continue;
         }
-        let Some(name) = architecture.gguf_name(&tensor.name).or_else(|| further_name(&tensor.name)) else {
+        let Some(name) = architecture.gguf_name(&tensor.name).or_else(|| mtp_name(&tensor.name)) else {
             let part = unread::part(&tensor.name, !config.has_head).ok_or_else(|| in_file(unknown(tensor)))?;
             unread.extend((!part.is_empty()).then_some(part));
             continue;

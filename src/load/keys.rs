@@ -201,7 +201,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Factors of frequencies, one for each of `n` pairs: a tensor in GGUF, a key in `config.json`.
+    /// LoraFactors of frequencies, one for each of `n` pairs: a tensor in GGUF, a key in `config.json`.
     ///
     /// # Errors
     /// [`Error::Config`] if they are not as many, or not finite numbers above 0.

@@ -11,6 +11,9 @@
 //! What is added is `alpha / r` times the product of the factors; where `use_rslora` says so, `alpha` over the root of r
 //! (Kalajdzievski 2023, arXiv:2312.03732). Everything else that PEFT can train is refused by its name: a file is added as a
 //! whole or not at all.
+//!
+//! Rows of queries and keys are in another order in GGUF files of Llama than in others (`Architecture::pairs`). The
+//! second factor's rows are put into the model's order, so each format works with models in either.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 #[cfg(not(target_arch = "wasm32"))]
@@ -95,8 +98,8 @@ struct Pair {
     scale: f32,
 }
 
-/// Factors of a matrix of a model, as its kernels read them.
-pub(crate) struct Factors<'a> {
+/// LoraFactors of a matrix of a model, as its kernels read them.
+pub(crate) struct LoraFactors<'a> {
     /// GGUF's name of the matrix.
     pub name: String,
     /// r.
@@ -210,7 +213,7 @@ impl AdapterFile {
         &self,
         config: &ModelConfig,
         adaptable: &[(String, [u32; 2])],
-    ) -> Result<Vec<Factors<'_>>, Error> {
+    ) -> Result<Vec<LoraFactors<'_>>, Error> {
         let adaptable: HashMap<&str, [u32; 2]> = adaptable.iter().map(|(name, dims)| (name.as_str(), *dims)).collect();
         let known = &*config.architecture;
         let architecture = Architecture::of_gguf(known).or_else(|| Architecture::of_json(known));
@@ -257,13 +260,13 @@ impl AdapterFile {
             let is_turned = name.ends_with(".attn_q.weight") || name.ends_with(".attn_k.weight");
             let heads = attention.filter(|_| is_turned && pairs != own_pairs).map(|own| (own.head_dim, own_pairs));
             let stored = stored(&name, attention.map_or(1, |own| own.n_heads));
-            factors.push(Factors { name, rank: rank as u32, file: self, pair, stored, heads });
+            factors.push(LoraFactors { name, rank: rank as u32, file: self, pair, stored, heads });
         }
         Ok(factors)
     }
 }
 
-impl Factors<'_> {
+impl LoraFactors<'_> {
     /// The first factor, `[r, K]`.
     ///
     /// # Errors
@@ -275,7 +278,7 @@ impl Factors<'_> {
     /// The second factor times the scale, `[N, r]`, its rows in the order of the model's.
     ///
     /// # Errors
-    /// As [`Factors::a`].
+    /// As [`LoraFactors::a`].
     pub fn b(&self, scale: f32) -> Result<Vec<f32>, Error> {
         let mut values = self.values(&self.pair.b)?;
         if let Stored::ByHead { .. } = self.stored {

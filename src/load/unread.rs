@@ -12,8 +12,8 @@ pub(super) fn part(name: &str, is_encoder: bool) -> Option<&'static str> {
         ("embed_vision.", "vision"),
         ("audio_tower.", "audio"),
         ("embed_audio.", "audio"),
-        ("mtp.", FURTHER_TOKENS),
-        ("nextn.", FURTHER_TOKENS),
+        ("mtp.", MTP),
+        ("nextn.", MTP),
         // What a checkpoint was trained with.
         ("cls.predictions.", "masked tokens"),
         ("cls.seq_relationship.", "masked tokens"),
@@ -36,9 +36,9 @@ pub(super) fn part(name: &str, is_encoder: bool) -> Option<&'static str> {
 }
 
 /// Whether a tensor belongs to a head that predicts the tokens after the next one.
-pub(super) fn is_of_further(name: &str) -> bool {
-    part(name, false) == Some(FURTHER_TOKENS)
+pub(super) fn is_of_mtp(name: &str) -> bool {
+    part(name, false) == Some(MTP)
 }
 
 /// Heads that predict the tokens after the next one.
-pub(crate) const FURTHER_TOKENS: &str = "the prediction of further tokens";
+pub(crate) const MTP: &str = "multi-token prediction";

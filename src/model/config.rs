@@ -16,11 +16,11 @@ pub struct ModelConfig {
     pub vocab_size: u32,
     /// Positions that the model was trained on: `context_length`; `max_position_embeddings`.
     pub max_seq_len: u32,
-    /// Its layers in order, and after them that of the head for further tokens, if there is one.
+    /// Its layers in order, and after them that of the MTP head, if there is one.
     pub blocks: Vec<Block>,
     /// Blocks at the end that are not layers: 1 where a head guesses the token after the next one, else 0:
     /// `nextn_predict_layers`; `mtp_num_hidden_layers`.
-    pub n_further: u32,
+    pub n_mtp: u32,
     /// How rows are normalised.
     pub norm: NormKind,
     /// `attention.layer_norm_rms_epsilon`, `attention.layer_norm_epsilon`; `rms_norm_eps`, `layer_norm_eps`, `norm_eps`.
@@ -92,9 +92,9 @@ impl ModelConfig {
         shared.flat_map(|(l, _)| NAMES.map(|name| format!("blk.{l}.{name}.weight"))).collect()
     }
 
-    /// Layers, without that of the head for further tokens.
+    /// Layers, without that of the MTP head.
     pub fn n_layers(&self) -> u32 {
-        (self.blocks.len() as u32).saturating_sub(self.n_further)
+        (self.blocks.len() as u32).saturating_sub(self.n_mtp)
     }
 
     /// Row of a sequence's first token in the table of positions; 0 where there is none.

@@ -2,8 +2,8 @@
 
 use super::config::ModelConfig;
 use super::forward::{Flow, Tap, Transformer};
-use super::further::FurtherTensors;
 use super::kv_cache::KvCache;
+use super::mtp::MtpTensors;
 use super::weights::TOKEN_EMBD;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -55,8 +55,8 @@ pub struct PassTensors {
     pub chosen: Tensor,
     /// The most likely token after each row of a pass that verifies, `[VERIFIED_ROWS]`.
     pub verified: Tensor,
-    /// What the head for further tokens needs.
-    pub further: Option<FurtherTensors>,
+    /// What the MTP head needs.
+    pub mtp: Option<MtpTensors>,
     /// A layer, and where a pass leaves its queries as they are compared with keys, `[T, H D]`, for whoever asks what its heads
     /// look at.
     pub queries: Option<(usize, Tensor)>,
@@ -82,7 +82,7 @@ impl PassTensors {
             allowed: tensor("allowed", &[1, mask_words(config.vocab_size)], DType::U32)?,
             chosen: tensor("chosen", &[1], DType::U32)?,
             verified: tensor("verified", &[VERIFIED_ROWS], DType::U32)?,
-            further: None,
+            mtp: None,
             queries: None,
         })
     }
@@ -155,13 +155,13 @@ pub enum Ending {
     Verify,
     /// A token after each sequence's last row, which then is the next pass's input.
     Sample(Sampler),
-    /// The layers are not computed: the head for further tokens goes on with the rows that the last pass left, and only its
+    /// The layers are not computed: the MTP head goes on with the rows that the last pass left, and only its
     /// cache is wanted.
-    Follow,
+    MtpFollow,
     /// The same, and it guesses the token that comes after the next one.
-    Guess,
+    MtpDraft,
     /// The head guesses once more, after its own last guess.
-    GuessOn,
+    MtpDraftNext,
 }
 
 /// How a pass chooses tokens.
@@ -281,8 +281,8 @@ impl Transformer {
         n_tokens: u32,
         ending: Ending,
     ) -> Result<(), Error> {
-        if let Ending::Follow | Ending::Guess | Ending::GuessOn = ending {
-            return self.record_further(rec, io, n_tokens, ending);
+        if let Ending::MtpFollow | Ending::MtpDraft | Ending::MtpDraftNext = ending {
+            return self.record_mtp(rec, io, n_tokens, ending);
         }
         let h = self.record_layers(rec, cache, io, n_tokens, &mut |_, _| Ok(()))?; // [T, C]
         if !self.is_last() {

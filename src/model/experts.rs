@@ -1,8 +1,8 @@
 //! Layers whose feed-forward is a mixture of experts: their weights, and their part of the forward pass.
 
-mod kept;
+mod cached;
 
-pub(crate) use kept::{ExpertPart, KeptExperts};
+pub(crate) use cached::{CachedExperts, ExpertPart};
 
 use super::block::{Between, Experts, SharedExpert};
 use super::forward::Transformer;
@@ -31,7 +31,7 @@ pub struct ExpertWeights {
     up_bias: Option<Joined>,
     down_bias: Option<Joined>,
     /// Some of the experts, which passes of a few tokens compute with.
-    kept: Option<KeptExperts>,
+    kept: Option<CachedExperts>,
 }
 
 /// The matrices of all experts that products are told of.

@@ -121,7 +121,7 @@ impl Transformer {
     /// The tables of tokens of which its passes read rows and nothing else, with their names: that of per-layer embeddings, and
     /// the embedding unless the part that reads it has it as the head, too, or embeds what it guesses.
     pub(crate) fn row_tables(&self) -> impl Iterator<Item = (&'static str, &Matrix)> {
-        let stays = self.is_last() && (!self.weights.has_output() || self.weights.further.is_some());
+        let stays = self.is_last() && (!self.weights.has_output() || self.weights.mtp.is_some());
         let embd = (!stays).then_some((TOKEN_EMBD, &self.weights.token_embd));
         let per_layer = self.weights.per_layer.iter().map(|weights| (PerLayerWeights::TABLE, &weights.token_embd));
         embd.into_iter().chain(per_layer).filter(|_| self.is_first())
@@ -156,11 +156,11 @@ impl Transformer {
             return false;
         }
         match layer_of(name) {
-            // The head for further tokens comes with the model's own.
+            // The MTP head comes with the model's own.
             Some(layer) => self.layers.contains(&layer) || (layer >= self.config.n_layers() && self.is_last()),
-            // The embedding serves as the head where there is no other, and embeds what a head for further tokens guesses.
+            // The embedding serves as the head where there is no other, and embeds what an MTP head guesses.
             None if name == TOKEN_EMBD => {
-                let is_used_again = !self.weights.has_output() || self.weights.further.is_some();
+                let is_used_again = !self.weights.has_output() || self.weights.mtp.is_some();
                 self.is_first() || (self.is_last() && is_used_again)
             }
             None if name.starts_with("output") => self.is_last(),

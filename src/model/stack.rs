@@ -108,7 +108,7 @@ pub struct Stack {
     bias: Option<Joined>,
     /// Of an adapter.
     #[cfg(feature = "lora")]
-    pub(super) addends: Option<super::addends::Addends>,
+    pub(super) addends: Option<super::lora::LoraDelta>,
 }
 
 #[derive(Clone, Debug)]

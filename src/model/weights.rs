@@ -3,7 +3,7 @@
 use super::block::{Attention, Block, NormPlace, Recurrence};
 use super::config::{ModelConfig, NormKind};
 use super::experts::ExpertWeights;
-use super::further::FurtherWeights;
+use super::mtp::MtpWeights;
 use super::per_layer::{PerLayerHalf, PerLayerWeights};
 use super::stack::{Destination, Joined, RowPlaces, Stack, WeightSource, describe, table};
 use crate::error::Error;
@@ -310,8 +310,8 @@ pub struct Weights {
     pub embd_norm: Option<NormWeights>,
     /// Blocks in order.
     pub blocks: Vec<BlockWeights>,
-    /// What the head for further tokens has beside its block, which is the last.
-    pub further: Option<FurtherWeights>,
+    /// What the MTP head has beside its block, which is the last.
+    pub mtp: Option<MtpWeights>,
     /// Of the last layer's output.
     pub output_norm: Option<NormWeights>,
     /// The head, `[V, C]`, where the source has one: of an encoder it is not read, and a decoder without one takes the
@@ -358,9 +358,9 @@ impl Weights {
             },
             embd_norm: norm("token_embd_norm", config.embd_norm)?,
             blocks,
-            further: match config.n_further {
+            mtp: match config.n_mtp {
                 0 => None,
-                _ => Some(FurtherWeights::declare(target, source, config, config.n_layers() as usize)?),
+                _ => Some(MtpWeights::declare(target, source, config, config.n_layers() as usize)?),
             },
             output_norm: norm("output_norm", config.output_norm)?,
             output,
@@ -415,8 +415,8 @@ impl Weights {
         let norms = self.embd_norm.iter().chain(&self.output_norm).flat_map(NormWeights::tensors);
         let norms = norms.chain(self.blocks.iter().flat_map(BlockWeights::vectors));
         let per_layer = self.per_layer.iter().map(|per_layer| &per_layer.norm);
-        let further = self.further.iter().flat_map(FurtherWeights::tables);
-        norms.chain(&self.positions).chain(&self.token_types).chain(per_layer).chain(further)
+        let mtp = self.mtp.iter().flat_map(MtpWeights::tables);
+        norms.chain(&self.positions).chain(&self.token_types).chain(per_layer).chain(mtp)
     }
 
     /// Where the data of each source tensor belongs, by its name.
@@ -431,7 +431,7 @@ impl Weights {
             .chain(self.experts().flat_map(ExpertWeights::destinations))
             .chain([(TOKEN_EMBD, embd)])
             .chain(self.per_layer.iter().map(PerLayerWeights::destination))
-            .chain(self.further.iter().map(FurtherWeights::destination))
+            .chain(self.mtp.iter().map(MtpWeights::destination))
     }
 
     /// Every tensor.
@@ -440,8 +440,8 @@ impl Weights {
         let experts = self.experts().flat_map(ExpertWeights::tensors);
         let per_layer = self.per_layer.iter().flat_map(|per_layer| per_layer.token_embd.tensors());
         let stacks = self.stacks().flat_map(Stack::tensors).chain(experts);
-        let further = self.further.iter().flat_map(FurtherWeights::matrices).flat_map(Matrix::tensors);
-        tables.chain(stacks).chain(self.token_embd.tensors()).chain(per_layer).chain(further)
+        let mtp = self.mtp.iter().flat_map(MtpWeights::matrices).flat_map(Matrix::tensors);
+        tables.chain(stacks).chain(self.token_embd.tensors()).chain(per_layer).chain(mtp)
     }
 
     /// Whether the head is a matrix of its own.

@@ -20,6 +20,12 @@
 //! the queries with one shard after the other and keeps the best as it goes, so scores exist for one shard at a time
 //! and nothing is sorted. It is one submission and one read for up to 32 queries; what it needs is recorded the first
 //! time that a number of queries and of hits, both rounded up to powers of two, is asked for.
+//!
+//! `select_top` does not sort. Each part of a row has an ordered list of its K best scores, and a score below the
+//! list's minimum costs one load and one comparison. Better ones wait in workgroup memory until 256 have gathered,
+//! and are merged by rank. Pairs of score and id all differ, so the result does not depend on the order of
+//! invocations; among equal scores the lower id wins. A score that is not finite comes first, so that the host sees
+//! it and names the record.
 
 mod bitset;
 mod file;

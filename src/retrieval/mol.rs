@@ -8,6 +8,15 @@
 //! ```
 //! Queries have N components f, items M components g, and all N M pairs count. What depends on the item alone is computed
 //! when it is appended; [`kernels::mol`](fn@crate::kernels::mol) does the rest in one pass over the items.
+//!
+//! The gate's two layers are two to eight times the work of the products. So an invocation has one item and up to
+//! four queries, and keeps products and gate sums in registers while the gate's weights pass by once for all four.
+//! llvmpipe cannot index registers, so pairs are in up to four 4 x 4 matrices: 64 pairs for one query, or 16 for
+//! four.
+//!
+//! A score does not depend on what else is in a pass, so an approximate search gives its items the bits of the exact
+//! one. The exact search in two passes relies on that, and on a weighted mean never exceeding the highest logit
+//! beyond rounding.
 
 mod choose;
 mod encoder;

@@ -77,7 +77,7 @@ impl Sampling {
             presence_penalty: number("presence_penalty", -2.0, 2.0, 0.0)?,
             frequency_penalty: number("frequency_penalty", -2.0, 2.0, 0.0)?,
             logit_bias: biases(fields)?,
-            prompt_lookup: fields.whole("prompt_lookup", 0, u64::from(GenerateOptions::MOST_GUESSES))?.unwrap_or(0)
+            prompt_lookup: fields.whole("prompt_lookup", 0, u64::from(GenerateOptions::MAX_DRAFT_TOKENS))?.unwrap_or(0)
                 as u32,
             stop: stops(fields, "stop", limits)?,
             ..usual_options

@@ -87,7 +87,7 @@ impl Engine {
     /// Puts a text into the queue: what comes after `ids`, of which `guide` allows what it allows.
     pub fn submit(&self, ids: Vec<u32>, options: JsValue, guide: Option<OutsideGuide>) -> Result<Text, JsValue> {
         let (options, _) = read_options(options)?;
-        let stream = self.engine.submit_guided(Request::new(ids, options), guided(guide)).map_err(to_js_error)?;
+        let stream = self.engine.submit_constrained(Request::new(ids, options), guided(guide)).map_err(to_js_error)?;
         let (handle, begun) = (stream.handle(), Instant::now());
         Ok(Text { handle, stream: RefCell::new(stream), model: self.engine.model().clone(), begun })
     }

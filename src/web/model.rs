@@ -14,7 +14,8 @@ use crate::Clock;
 use crate::chat::{ChatOptions, ChatTemplate, Message};
 use crate::error::Error;
 use crate::generate::{
-    CancelHandle, ContextPolicy, GenerateOptions, Logprobs, Piece, SessionLoader, StopReason, TimedDispatch, TokenGuide,
+    CancelHandle, ContextPolicy, GenerateOptions, Logprobs, Piece, SessionLoader, StopReason, TimedDispatch,
+    TokenConstraint,
 };
 use crate::kernels::N_STATES;
 use crate::load::AdapterFile;
@@ -215,8 +216,8 @@ impl Model {
 
 #[wasm_bindgen]
 extern "C" {
-    /// Who knows which tokens may come next in a text, see [`TokenGuide`].
-    #[wasm_bindgen(typescript_type = "TokenGuide")]
+    /// Who knows which tokens may come next in a text, see [`TokenConstraint`].
+    #[wasm_bindgen(typescript_type = "TokenConstraint")]
     pub type OutsideGuide;
     #[wasm_bindgen(method, catch)]
     fn allowed(this: &OutsideGuide) -> Result<Vec<u32>, JsValue>;
@@ -231,7 +232,7 @@ struct Guided {
     allowed: Vec<u32>,
 }
 
-impl TokenGuide for Guided {
+impl TokenConstraint for Guided {
     fn allowed(&mut self) -> Result<&[u32], Error> {
         self.allowed = self.guide.allowed().map_err(failed)?;
         Ok(&self.allowed)
@@ -242,8 +243,8 @@ impl TokenGuide for Guided {
     }
 }
 
-pub(super) fn guided(guide: Option<OutsideGuide>) -> Option<Box<dyn TokenGuide>> {
-    guide.map(|guide| Box::new(Guided { guide, allowed: Vec::new() }) as Box<dyn TokenGuide>)
+pub(super) fn guided(guide: Option<OutsideGuide>) -> Option<Box<dyn TokenConstraint>> {
+    guide.map(|guide| Box::new(Guided { guide, allowed: Vec::new() }) as Box<dyn TokenConstraint>)
 }
 
 /// The guide has thrown something, which it keeps: whoever runs the generation throws that.
@@ -308,7 +309,7 @@ impl Session {
     ) -> Result<JsValue, JsValue> {
         let (options, replay) = read_options(options)?;
         let Ok(mut session) = self.session.try_borrow_mut() else { return Err(busy()) };
-        let mut generation = session.generate_guided_from(ids, &options, guided(guide)).map_err(to_js_error)?;
+        let mut generation = session.generate_constrained_from(ids, &options, guided(guide)).map_err(to_js_error)?;
         generation.replay(replay);
         self.cancel.replace(generation.cancel_handle());
         // The last one is always computed: what comes next is chosen after it.

@@ -134,7 +134,7 @@ pub fn cases(cases: &mut Vec<Case>) {
 }
 
 /// Low-rank factors: what is in the middle, and the second ones of `n` rows.
-struct Factors {
+struct LoraFactors {
     /// `[T, members R]`.
     inner: Vec<f32>,
     /// `[N, R]`.
@@ -143,15 +143,15 @@ struct Factors {
     r: u32,
 }
 
-impl Factors {
+impl LoraFactors {
     /// For up to so many members; fewer where there are not as many rows.
-    fn new(source: &mut Source, n_members: usize, [t, n, r]: [u32; 3]) -> Factors {
+    fn new(source: &mut Source, n_members: usize, [t, n, r]: [u32; 3]) -> LoraFactors {
         let n_members = (n_members as u32).min(n);
         // Of different heights.
         let starts = (0..n_members).map(|i| i * n / n_members + u32::from(i == 1 && n > 2 * n_members)).collect();
         // Small ones, whose sums with others neither drown nor overflow.
         let inner = source.normal(t * n_members * r);
-        Factors { inner, b: source.normal(n * r), starts, r }
+        LoraFactors { inner, b: source.normal(n * r), starts, r }
     }
 
     /// The addend of row `n` for token `t`, and the sum of its terms' magnitudes.
@@ -191,7 +191,7 @@ fn matvec(source: &mut Source, weight: WeightType, flags: usize, n_members: usiz
     let bytes = source.weights(weight, n, k);
     let norm = source.normal(k);
     let (bias, held) = (source.normal(left + n), source.normal(t * (left + n)));
-    let factors = Factors::new(source, n_members, [t, left + n, r]);
+    let factors = LoraFactors::new(source, n_members, [t, left + n, r]);
     let rows = if flags & NORM != 0 { Rows::normed(&x, norm.clone(), EPS) } else { Rows::plain(&x, k as usize) };
     let width = (left + n) as usize;
     let term = |row: usize, col: usize| {
@@ -257,7 +257,7 @@ fn gate_up(
     let n_rows = if apart.is_some() { f } else { 2 * f };
     let bytes = source.weights(weight, n_rows, k);
     let norm = source.normal(k);
-    let mut factors = Factors::new(source, 1, [t, 2 * f, r]);
+    let mut factors = LoraFactors::new(source, 1, [t, 2 * f, r]);
     factors.starts = vec![0, f];
     factors.inner = source.normal(2 * t * r);
     let rows = if has_norm { Rows::normed(&x, norm.clone(), EPS) } else { Rows::plain(&x, k as usize) };
@@ -304,7 +304,7 @@ fn gate_up(
 fn add(source: &mut Source, n_members: usize, is_beside: bool, [t, n, r]: [u32; 3]) -> Job {
     let width = if is_beside { n + 3 } else { n };
     let held = source.rows(t, width);
-    let factors = Factors::new(source, n_members, [t, n, r]);
+    let factors = LoraFactors::new(source, n_members, [t, n, r]);
     let want = held.iter().enumerate().map(|(i, &held)| {
         let (row, col, held) = (i / width as usize, i % width as usize, f64::from(held));
         if col >= n as usize {

@@ -79,7 +79,11 @@ fn the_text_part_of_a_model_is_a_model() {
         let notices = device.take_notices();
         let [notice] = &notices[..] else { panic!("{model_type}: {notices:?}") };
         assert!(notice.contains("vision"), "{notice}");
-        assert_eq!(notice.contains("further tokens"), parts.iter().any(|part| part.starts_with("mtp")), "{notice}");
+        assert_eq!(
+            notice.contains("multi-token prediction"),
+            parts.iter().any(|part| part.starts_with("mtp")),
+            "{notice}"
+        );
     }
 }
 
@@ -158,7 +162,7 @@ fn buffers_that_say_nothing_are_left_out() {
 
 /// Layers after the last one that predict further tokens, as a `config.json` counts them.
 #[test]
-fn layers_that_predict_further_tokens_are_left_out() {
+fn mtp_layers_are_left_out() {
     let Some(mut changed) = checkpoint("qwen3-moe") else { return };
     changed.config["num_nextn_predict_layers"] = json!(1);
     for name in ["input_layernorm.weight", "mlp.experts.0.up_proj.weight"] {
@@ -167,27 +171,27 @@ fn layers_that_predict_further_tokens_are_left_out() {
     let device = common::cpu();
     let folder = changed.write();
     check_references("qwen3-moe", &device, &folder.0, "a layer more");
-    assert!(device.take_notices().iter().any(|notice| notice.contains("further tokens")));
+    assert!(device.take_notices().iter().any(|notice| notice.contains("multi-token prediction")));
     assert_eq!(model(&device, &folder).config().blocks.len(), 2);
 }
 
 /// The same in GGUF files, which count them among the layers.
 #[test]
-fn layers_of_gguf_files_that_predict_further_tokens_are_left_out() {
+fn mtp_layers_of_gguf_files_are_left_out() {
     let device = common::cpu();
     let want = logits(&TinyGguf::new().model(&device));
-    let mut further = TinyGguf::new();
-    further.set("llama.block_count", U32, 3_u32.to_le_bytes());
-    further.set("llama.nextn_predict_layers", U32, 1_u32.to_le_bytes());
+    let mut mtp = TinyGguf::new();
+    mtp.set("llama.block_count", U32, 3_u32.to_le_bytes());
+    mtp.set("llama.nextn_predict_layers", U32, 1_u32.to_le_bytes());
     for name in ["blk.2.attn_norm.weight", "blk.2.nextn.eh_proj.weight"] {
-        further.put(name, &[32], 0, vec![0; 128]);
+        mtp.put(name, &[32], 0, vec![0; 128]);
     }
-    let model = further.model(&device);
+    let model = mtp.model(&device);
     assert_eq!((model.config().blocks.len(), logits(&model)), (2, want));
-    assert!(device.take_notices().iter().any(|notice| notice.contains("further tokens")));
+    assert!(device.take_notices().iter().any(|notice| notice.contains("multi-token prediction")));
     for n in [3, 4, 1 << 31] {
-        further.set("llama.nextn_predict_layers", U32, (n as u32).to_le_bytes());
-        let error = ModelFile::from_gguf_bytes(further.bytes()).err().unwrap().to_string();
+        mtp.set("llama.nextn_predict_layers", U32, (n as u32).to_le_bytes());
+        let error = ModelFile::from_gguf_bytes(mtp.bytes()).err().unwrap().to_string();
         assert!(error.contains("llama.nextn_predict_layers") && error.contains("fewer than the 3 layers"), "{error}");
     }
 }

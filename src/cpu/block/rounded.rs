@@ -1,4 +1,11 @@
 //! Products with activations that are rounded to bytes, 32 of them with one scale, as llama.cpp rounds them.
+//!
+//! With AVX2, unpacking a weight for one multiplication takes longer than fetching it. So quants are multiplied as
+//! the bytes that they are, by `maddubs` or VNNI. Sums within a block are exact, scales are applied in f32, and
+//! offsets and mins are taken off by the sum of a block's activations. For fewer than twelve tokens rows are read as
+//! they lie; for more, 32 rows at a time are repacked (`panel.rs`). With `maddubs`, products of many tokens with
+//! signed quants stay exact, since bytes are no faster there; so do types without such products, products that must
+//! have the same bits for every number of rows, and processors without AVX2.
 
 mod panel;
 

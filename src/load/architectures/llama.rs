@@ -19,7 +19,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     gated: true,
     ffn_widths: None,
     defaults: "{}",
-    further: false,
+    mtp: false,
     describe: |keys, config| {
         // Mixtral in GGUF.
         if keys.is_gguf() {

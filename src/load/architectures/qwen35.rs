@@ -36,7 +36,7 @@ pub(super) const QWEN35: Architecture = Architecture {
         _ => gates_first(name, n_heads),
     },
     gguf_stored: gates_first,
-    further: true,
+    mtp: true,
     describe: |keys, config| {
         layers(keys, config)?;
         // Pictures alone have positions of more than one number.

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use web_time::Instant;
 
-use super::kept::{Kept, KeptStats};
+use super::expert_cache::{ExpertCache, ExpertCacheStats};
 use super::mailbox::Mailbox;
 use crate::device::Device;
 use crate::error::Error;
@@ -60,7 +60,7 @@ pub struct Streaming {
     pub read_bytes: u64,
     /// Where these are experts' matrices alone and passes of a few tokens read single experts: what came of those. `n_streamed`
     /// and `n_read` are then of passes of many tokens.
-    pub experts: Option<KeptStats>,
+    pub experts: Option<ExpertCacheStats>,
 }
 
 impl Streaming {
@@ -133,7 +133,7 @@ pub(super) fn layer_sizes(weights: &Weights, config: &ModelConfig, layers: Range
 }
 
 /// Layers in the file, and the slots that they take in turns.
-pub(super) struct Streamed {
+pub(super) struct DiskOffload {
     reader: Arc<Reader>,
     /// What it reads of each layer.
     tensors: Vec<Vec<Tensor>>,
@@ -149,7 +149,7 @@ struct Reader {
     layers: Vec<(usize, Feed)>,
     files: WeightFiles,
     /// Reads single experts for passes of a few tokens.
-    kept: Option<Kept>,
+    kept: Option<ExpertCache>,
     n_read: AtomicU64,
     read_bytes: AtomicU64,
     reading_ns: AtomicU64,
@@ -286,7 +286,7 @@ fn of_thread(source: std::io::Error) -> Error {
     Error::Io { path: "the thread that reads layers".into(), source }
 }
 
-impl Streamed {
+impl DiskOffload {
     /// Puts the matrices that are streamed into slots; the weights were just declared. The report has `fitting_context`.
     pub fn new(
         transformer: &Transformer,
@@ -294,7 +294,7 @@ impl Streamed {
         files: WeightFiles,
         share: &Share,
         fitting_context: Option<u32>,
-    ) -> Streamed {
+    ) -> DiskOffload {
         let Range { start, end } = transformer.layers();
         let (streamed, kept): (Vec<(usize, Vec<Tensor>)>, _) = match share {
             Share::Layers(numbers) => {
@@ -305,7 +305,7 @@ impl Streamed {
             Share::Experts { .. } => {
                 let blocks = transformer.weights.blocks.iter().enumerate().take(end as usize).skip(start as usize);
                 let experts = blocks.filter_map(|(l, block)| Some((l, of_experts(block.experts.as_ref()?))));
-                (experts.collect(), Some(Kept::new(transformer, catalog)))
+                (experts.collect(), Some(ExpertCache::new(transformer, catalog)))
             }
         };
         let of_layers: Vec<Vec<u64>> = streamed.iter().map(|(_, tensors)| sizes(tensors)).collect();
@@ -335,7 +335,7 @@ impl Streamed {
             read_bytes: AtomicU64::new(0),
             reading_ns: AtomicU64::new(0),
         };
-        Streamed {
+        DiskOffload {
             reader: Arc::new(reader),
             tensors: streamed.into_iter().map(|(_, tensors)| tensors).collect(),
             lane: Mailbox::new([None]),
@@ -354,7 +354,7 @@ impl Streamed {
     /// Reads what stays on the device beside that.
     ///
     /// # Errors
-    /// As [`Kept::fill`].
+    /// As [`ExpertCache::fill`].
     #[cfg(not(target_arch = "wasm32"))]
     pub fn fill(&self, device: &Device) -> Result<(), Error> {
         self.reader.kept.as_ref().map_or(Ok(()), |kept| kept.fill(device, &self.reader.files))
@@ -363,7 +363,7 @@ impl Streamed {
     /// Reads what stays on the device beside that.
     ///
     /// # Errors
-    /// As [`Kept::fill`].
+    /// As [`ExpertCache::fill`].
     #[cfg(target_arch = "wasm32")]
     pub async fn fill(&self, device: &Device) -> Result<(), Error> {
         match &self.reader.kept {

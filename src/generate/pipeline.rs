@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::disk_tables::DiskTables;
 use super::model::LoadOptions;
 use super::part::Part;
-use super::passes::{RecordedPasses, Room};
-use super::rows::RowTables;
+use super::passes::{RecordedPasses, SessionLimits};
 use crate::device::Device;
 use crate::error::Error;
 use crate::load::{Catalog, Feed, FileBytes, layers_before};
@@ -60,10 +60,10 @@ pub(super) fn before(
 }
 
 /// What other devices than the model's own compute before it.
-pub(super) struct Fronts(Vec<Front>);
+pub(super) struct PipelineStages(Vec<PipelineStage>);
 
 /// Layers on one of them; with the first ones the embedding.
-struct Front {
+struct PipelineStage {
     device: Device,
     transformer: Transformer,
     /// Tells of what no device after it reads as well.
@@ -76,30 +76,30 @@ struct Front {
 #[derive(Clone, Copy)]
 pub(super) struct Shared<'a> {
     pub catalog: &'a Catalog,
-    pub room: Room,
+    pub room: SessionLimits,
     pub exact: bool,
     /// Whether tables of tokens stay in the file.
     pub fetches_rows: bool,
 }
 
-impl Fronts {
+impl PipelineStages {
     /// Declares layers on other devices, before `last`, which is the rest of the model.
     ///
     /// # Errors
     /// Errors of [`Part::declare`].
-    pub fn declare(all: &[DeviceLayers], last: &Transformer, shared: Shared<'_>) -> Result<Fronts, Error> {
-        let mut fronts: Vec<Front> = Vec::with_capacity(all.len());
+    pub fn declare(all: &[DeviceLayers], last: &Transformer, shared: Shared<'_>) -> Result<PipelineStages, Error> {
+        let mut fronts: Vec<PipelineStage> = Vec::with_capacity(all.len());
         let mut end = last.layers().start;
         // Each knows what those after it read.
         for DeviceLayers { device, n_layers } in all.iter().rev() {
             let start = end - n_layers;
             let later = fronts.iter().map(|front| &front.transformer).chain([last]);
-            let front = Front::declare(device, start..end, later, (&last.config, shared))?;
+            let front = PipelineStage::declare(device, start..end, later, (&last.config, shared))?;
             fronts.push(front);
             end = start;
         }
         fronts.reverse();
-        Ok(Fronts(fronts))
+        Ok(PipelineStages(fronts))
     }
 
     pub fn is_empty(&self) -> bool {
@@ -115,7 +115,7 @@ impl Fronts {
     ///
     /// # Errors
     /// Those of [`Feed::take_all`].
-    pub fn fill(&self, files: &[FileBytes], room: Room) -> Result<u64, Error> {
+    pub fn fill(&self, files: &[FileBytes], room: SessionLimits) -> Result<u64, Error> {
         self.0.iter().try_fold(0, |digest: u64, front| Ok(digest.wrapping_add(front.fill(files, room)?)))
     }
 
@@ -137,20 +137,21 @@ impl Fronts {
     ///
     /// # Errors
     /// Errors of [`RecordedPasses::declare`].
-    pub fn plans(&self, room: Room) -> Result<Vec<MemoryPlan>, Error> {
-        let plan =
-            |front: &Front| Ok(RecordedPasses::declare(&front.device.target(), &front.transformer, room)?.plan());
+    pub fn plans(&self, room: SessionLimits) -> Result<Vec<MemoryPlan>, Error> {
+        let plan = |front: &PipelineStage| {
+            Ok(RecordedPasses::declare(&front.device.target(), &front.transformer, room)?.plan())
+        };
         self.0.iter().map(plan).collect()
     }
 }
 
-impl Front {
+impl PipelineStage {
     fn declare<'a>(
         device: &Device,
         layers: Range<u32>,
         later: impl Iterator<Item = &'a Transformer> + Clone,
         (config, shared): (&ModelConfig, Shared<'_>),
-    ) -> Result<Front, Error> {
+    ) -> Result<PipelineStage, Error> {
         let Shared { catalog, room, exact, fetches_rows } = shared;
         let limit = Limit::of(None, device.available_bytes());
         let device = device.for_model(exact);
@@ -158,10 +159,10 @@ impl Front {
         let transformer = part.transformer(room.context_length, fetches_rows)?;
         let is_of_others = |name: &str| later.clone().any(|part| part.destinations().any(|(known, _)| known == name));
         let feed = Feed::digesting(catalog, transformer.destinations(), |name| !is_of_others(name));
-        Ok(Front { device, transformer, feed, limit })
+        Ok(PipelineStage { device, transformer, feed, limit })
     }
 
-    fn fill(&self, files: &[FileBytes], room: Room) -> Result<u64, Error> {
+    fn fill(&self, files: &[FileBytes], room: SessionLimits) -> Result<u64, Error> {
         let mut feed = self.feed.clone();
         let test = RecordedPasses::test_usual(&self.device, &self.transformer, room);
         while_testing(test, || feed.take_all(&self.device, files, None))?;
@@ -171,18 +172,18 @@ impl Front {
 }
 
 /// A session's passes on the devices before the model's own.
-pub(super) struct FrontPasses {
-    fronts: Arc<Fronts>,
+pub(super) struct StagePasses {
+    fronts: Arc<PipelineStages>,
     passes: Vec<RecordedPasses>,
 }
 
-impl FrontPasses {
-    pub fn declare(fronts: &Arc<Fronts>, room: Room) -> Result<FrontPasses, Error> {
+impl StagePasses {
+    pub fn declare(fronts: &Arc<PipelineStages>, room: SessionLimits) -> Result<StagePasses, Error> {
         let passes = |(device, transformer): (&Device, &Transformer)| {
             RecordedPasses::declare(&device.target(), transformer, room)
         };
         let passes = fronts.parts().map(passes).collect::<Result<_, Error>>()?;
-        Ok(FrontPasses { fronts: fronts.clone(), passes })
+        Ok(StagePasses { fronts: fronts.clone(), passes })
     }
 
     /// What the layers keep on each device.
@@ -194,14 +195,14 @@ impl FrontPasses {
     /// if the model's own device has all layers. `tables`: those that are in the file.
     ///
     /// # Errors
-    /// Errors of the self-test, [`RowTables::fetch`] and [`Device::run`].
+    /// Errors of the self-test, [`DiskTables::fetch`] and [`Device::run`].
     pub async fn compute(
         &mut self,
         ids: &[u32],
         position: usize,
         size: u32,
         angles: u32,
-        tables: Option<&RowTables>,
+        tables: Option<&DiskTables>,
     ) -> Result<Option<Vec<u32>>, Error> {
         let mut left: Option<Vec<u32>> = None;
         for (passes, (device, transformer)) in self.passes.iter_mut().zip(self.fronts.parts()) {

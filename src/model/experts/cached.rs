@@ -12,7 +12,7 @@ use crate::tensor::{Role, Tensor, WordCopy};
 
 /// Slots for experts of a layer. Those that all tokens have stay in slots of their own, which come last.
 #[derive(Clone, Debug)]
-pub(crate) struct KeptExperts {
+pub(crate) struct CachedExperts {
     n_experts: u32,
     n_slots: u32,
     n_shared: u32,
@@ -108,7 +108,7 @@ impl ExpertWeights {
             });
             values.collect::<Vec<_>>()
         };
-        self.kept = Some(KeptExperts {
+        self.kept = Some(CachedExperts {
             n_experts: experts.n,
             n_slots,
             n_shared: self.shared.n,
@@ -124,12 +124,12 @@ impl ExpertWeights {
     }
 
     /// The slots, if some were declared.
-    pub(crate) fn kept(&self) -> Option<&KeptExperts> {
+    pub(crate) fn kept(&self) -> Option<&CachedExperts> {
         self.kept.as_ref()
     }
 }
 
-impl KeptExperts {
+impl CachedExperts {
     /// Whether so many tokens find room for all experts that they may choose.
     pub(super) fn suffices(&self, n_tokens: u32) -> bool {
         n_tokens <= self.most_tokens

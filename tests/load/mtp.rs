@@ -147,7 +147,7 @@ fn gguf(model: &Checkpoint) -> TinyGguf {
 }
 
 fn options<'a>() -> LoadOptions<'a> {
-    LoadOptions { kv_type: KvType::F32, further_tokens: true, ..LoadOptions::default() }
+    LoadOptions { kv_type: KvType::F32, mtp_tokens: true, ..LoadOptions::default() }
 }
 
 /// The model of a folder, with its head.
@@ -244,7 +244,7 @@ fn definition(model: &Checkpoint, hidden: &[f32], ids: &[u32]) -> Vec<Vec<f64>> 
 fn difference(checkpoint: &Checkpoint, model: &Model, ids: &[u32]) -> f64 {
     let trace = block_on(model.trace(ids)).unwrap();
     let want = definition(checkpoint, trace.hidden.last().unwrap(), ids).concat();
-    let found = trace.further.unwrap();
+    let found = trace.mtp.unwrap();
     assert_eq!(found.len(), want.len());
     want.iter().zip(&found).map(|(want, &found)| (want - f64::from(found)).abs()).fold(0.0, f64::max)
 }
@@ -313,7 +313,7 @@ fn copier(by: By, wrong_every: Option<usize>) -> Option<Checkpoint> {
 }
 
 fn guessing(n: u32, n_tokens: usize) -> GenerateOptions {
-    GenerateOptions { further_tokens: n, ..GenerateOptions::greedy(n_tokens) }
+    GenerateOptions { mtp_tokens: n, ..GenerateOptions::greedy(n_tokens) }
 }
 
 fn ids_of(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> (Vec<u32>, Speculation) {
@@ -413,8 +413,8 @@ fn the_head_guesses_for_the_texts_of_an_engine() {
                     Request::new(ids.clone(), if at == 3 { drawn } else { greedy })
                 })
                 .collect();
-            let texts = |further_tokens: u32| {
-                let options = EngineOptions { max_sequences: 8, further_tokens, ..EngineOptions::default() };
+            let texts = |mtp_tokens: u32| {
+                let options = EngineOptions { max_sequences: 8, mtp_tokens, ..EngineOptions::default() };
                 let (engine, mut driver) = Engine::new(&model, &options).unwrap_or_else(|e| panic!("{e}"));
                 let streams: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
                 while block_on(driver.step()).unwrap_or_else(|e| panic!("{e}")) {}
@@ -477,7 +477,7 @@ fn sessions_go_on_from_anywhere() {
         other.load(&path).unwrap();
         assert!(guesses(&mut other, &[], 3) > 0);
         // The same model without the head knows it, too.
-        let plain = LoadOptions { further_tokens: false, ..options() };
+        let plain = LoadOptions { mtp_tokens: false, ..options() };
         let mut plain = Model::load(&device, &folder.0, plain).unwrap().session().unwrap();
         plain.load(&path).unwrap();
         guesses(&mut plain, &[], 0);
@@ -501,7 +501,7 @@ fn a_head_that_nobody_asks_for_is_left_out() {
         false => ModelFile::open(&folder.0).unwrap(),
     };
     for is_gguf in [false, true] {
-        let plain = LoadOptions { further_tokens: false, ..options() };
+        let plain = LoadOptions { mtp_tokens: false, ..options() };
         let plans =
             [&plain, &options()].map(|options| Model::plan_file(&device.target(), &open(is_gguf), options).unwrap());
         // Rows are padded to whole blocks.
@@ -517,17 +517,17 @@ fn a_head_that_nobody_asks_for_is_left_out() {
         let model = Model::from_file(&device, open(is_gguf), plain).unwrap();
         assert_eq!((model.config().n_layers(), model.config().blocks.len()), (4, 4));
         let notices = device.take_notices();
-        assert!(notices.iter().any(|notice| notice.contains("further tokens")), "{notices:?}");
+        assert!(notices.iter().any(|notice| notice.contains("multi-token prediction")), "{notices:?}");
         let refused = model.session().unwrap().generate_ids(&[1], &guessing(3, 4)).err().unwrap();
-        assert!(matches!(&refused, Error::Option { option: "further_tokens", .. }), "{refused}");
+        assert!(matches!(&refused, Error::Option { option: "mtp_tokens", .. }), "{refused}");
         let model = Model::from_file(&device, open(is_gguf), options()).unwrap();
         assert_eq!((model.config().n_layers(), model.config().blocks.len()), (4, 5));
         assert_eq!(device.take_notices(), Vec::<String>::new());
     }
-    let sampled = GenerateOptions { further_tokens: 2, ..GenerateOptions::default() };
+    let sampled = GenerateOptions { mtp_tokens: 2, ..GenerateOptions::default() };
     for (options, named) in [(sampled, "temperature 0"), (guessing(8, 4), "0 to 7")] {
         let error = options.check().unwrap_err().to_string();
-        assert!(error.contains("further_tokens") && error.contains(named), "{error}");
+        assert!(error.contains("mtp_tokens") && error.contains(named), "{error}");
     }
 }
 
@@ -564,7 +564,7 @@ fn what_a_head_lacks_is_named() {
         let mut changed = checkpoint.clone();
         changed.tensors.insert(name.into(), stored(&[4], [0.0; 4]));
         let header = ModelFile::open(&changed.write().0).unwrap_or_else(|e| panic!("{e}")).header;
-        assert!(header.further.is_none() && header.unread == ["the prediction of further tokens"], "{name}");
+        assert!(header.mtp.is_none() && header.unread == ["multi-token prediction"], "{name}");
     }
     // Without a norm of its own the model's is used.
     let mut changed = checkpoint.clone();
@@ -572,6 +572,6 @@ fn what_a_head_lacks_is_named() {
     let same = changed.clone().write();
     changed.tensors.remove("mtp.norm.weight");
     let without = changed.write();
-    let further = |folder: &Folder| block_on(load(&common::cpu(), folder).trace(&[5, 6, 7])).unwrap().further;
-    assert_eq!(further(&without), further(&same));
+    let mtp = |folder: &Folder| block_on(load(&common::cpu(), folder).trace(&[5, 6, 7])).unwrap().mtp;
+    assert_eq!(mtp(&without), mtp(&same));
 }

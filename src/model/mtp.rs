@@ -28,7 +28,7 @@ use crate::tensor::{Role, Tensor};
 
 /// What the head has beside its block.
 #[derive(Clone, Debug)]
-pub struct FurtherWeights {
+pub struct MtpWeights {
     /// Of the embedding: `nextn.enorm`.
     embd_norm: NormWeights,
     /// Of the hidden row: `nextn.hnorm`.
@@ -41,7 +41,7 @@ pub struct FurtherWeights {
     proj_name: String,
 }
 
-impl FurtherWeights {
+impl MtpWeights {
     /// Declares the tensors of the head whose block has this number.
     ///
     /// # Errors
@@ -51,13 +51,13 @@ impl FurtherWeights {
         source: &dyn WeightSource,
         config: &ModelConfig,
         layer: usize,
-    ) -> Result<FurtherWeights, Error> {
+    ) -> Result<MtpWeights, Error> {
         let norm = |name: &str| NormWeights::declare(source, &format!("blk.{layer}.nextn.{name}"), config);
         let (dim, proj_name) = (config.dim, format!("blk.{layer}.nextn.eh_proj.weight"));
         let weight = describe(source, &proj_name, &[dim, 2 * dim])?.weight;
         let half = || Matrix::declare(target, &proj_name, weight, dim, dim);
         let own_norm = source.describe(&format!("blk.{layer}.nextn.shared_head_norm.weight"));
-        Ok(FurtherWeights {
+        Ok(MtpWeights {
             embd_norm: norm("enorm")?,
             hidden_norm: norm("hnorm")?,
             projs: [half()?, half()?],
@@ -86,7 +86,7 @@ impl FurtherWeights {
 
 /// What the head keeps on the device for a session, or for sequences that share a cache.
 #[derive(Clone, Debug)]
-pub struct FurtherTensors {
+pub struct MtpTensors {
     /// The model's hidden rows of the last pass, normalised, `[max_pass, C]`.
     hidden: Tensor,
     /// The head's own last row, `[1, C]`, or in passes whose rows each have a state, all of its rows.
@@ -97,7 +97,7 @@ pub struct FurtherTensors {
     io: Box<PassTensors>,
 }
 
-impl FurtherTensors {
+impl MtpTensors {
     /// Its position, number of tokens and last guess.
     pub fn state(&self) -> &StepState {
         &self.io.state
@@ -110,79 +110,79 @@ impl FurtherTensors {
 }
 
 impl PassTensors {
-    /// The same with what the model's head for further tokens needs, if it has one.
+    /// The same with what the model's MTP head needs, if it has one.
     ///
     /// # Errors
     /// [`Error::Operand`] if a tensor is larger than one can be.
-    pub fn with_further(
+    pub fn with_mtp(
         self,
         config: &ModelConfig,
         kind: KvType,
         context_length: u32,
         max_pass: u32,
     ) -> Result<PassTensors, Error> {
-        if config.n_further == 0 {
+        if config.n_mtp == 0 {
             return Ok(self);
         }
         let layer = config.n_layers();
         let cache = KvCache::declare_part(config, layer..layer + 1, kind, context_length, max_pass)?;
-        self.with_further_over(config, &cache, max_pass)
+        self.with_mtp_over(config, &cache, max_pass)
     }
 
     /// The same with keys and values of the head's block in this cache, for passes of up to `max_pass` rows.
     ///
     /// # Errors
-    /// As [`PassTensors::with_further`].
-    pub(crate) fn with_further_over(
+    /// As [`PassTensors::with_mtp`].
+    pub(crate) fn with_mtp_over(
         self,
         config: &ModelConfig,
         cache: &KvCache,
         max_pass: u32,
     ) -> Result<PassTensors, Error> {
         let rows = |label: &str, n| Tensor::declare(label, Role::Activations, &[n, config.dim], DType::F32);
-        let tokens = Tensor::declare("further.tokens", Role::Activations, self.tokens.shape(), DType::U32)?;
-        let further = FurtherTensors {
-            hidden: rows("further.hidden", max_pass)?,
-            last: rows("further.last", if self.state.is_batch() { max_pass } else { 1 })?,
+        let tokens = Tensor::declare("mtp.tokens", Role::Activations, self.tokens.shape(), DType::U32)?;
+        let mtp = MtpTensors {
+            hidden: rows("mtp.hidden", max_pass)?,
+            last: rows("mtp.last", if self.state.is_batch() { max_pass } else { 1 })?,
             cache: cache.clone(),
             io: Box::new(PassTensors { state: self.state.declare_like()?.with_runs(), tokens, ..self.clone() }),
         };
-        Ok(PassTensors { further: Some(further), ..self })
+        Ok(PassTensors { mtp: Some(mtp), ..self })
     }
 }
 
 impl Transformer {
     /// Records a pass of the head over `n_tokens` rows at its own position: those that the model's last pass left, or its own
-    /// last one ([`Ending::GuessOn`]).
+    /// last one ([`Ending::MtpDraftNext`]).
     ///
     /// # Errors
     /// [`Error::Operand`] if the model has no such head; [`Error::Shape`] if the tensors do not fit the configuration.
-    pub(super) fn record_further(
+    pub(super) fn record_mtp(
         &self,
         rec: &mut Recorder,
         io: &PassTensors,
         n_tokens: u32,
         ending: Ending,
     ) -> Result<(), Error> {
-        let (further, weights) = self.further(io)?;
+        let (mtp, weights) = self.mtp(io)?;
         let hidden = match ending {
-            Ending::GuessOn => further.last.first_rows(n_tokens)?,
-            _ => further.hidden.first_rows(n_tokens)?,
+            Ending::MtpDraftNext => mtp.last.first_rows(n_tokens)?,
+            _ => mtp.hidden.first_rows(n_tokens)?,
         }; // [T, C]
-        let h = self.record_further_block(rec, further, weights, &hidden)?; // [T, C]
-        if ending == Ending::Follow {
+        let h = self.record_mtp_block(rec, mtp, weights, &hidden)?; // [T, C]
+        if ending == Ending::MtpFollow {
             return Ok(());
         }
-        let FurtherTensors { last, io, .. } = further;
+        let MtpTensors { last, io, .. } = mtp;
         if io.state.is_batch() {
             // A guess after each row, and the host says which of them count.
             let (last, logits) = (last.first_rows(n_tokens)?, io.logits.first_rows(n_tokens)?);
-            self.record_norm(rec, self.further_norm(weights), &h, &last)?; // [T, C]
+            self.record_norm(rec, self.mtp_norm(weights), &h, &last)?; // [T, C]
             self.record_logits(rec, None, &last, &logits)?; // [T, V]
             return argmax(rec, &logits, &io.chosen.first_rows(n_tokens)?); // [T]
         }
         let h = self.record_last(rec, &io.state, h)?; // [1, C]
-        self.record_norm(rec, self.further_norm(weights), &h, last)?; // [1, C]
+        self.record_norm(rec, self.mtp_norm(weights), &h, last)?; // [1, C]
         self.record_logits(rec, None, last, &io.logits)?; // [1, V]
         argmax(rec, &io.logits, &io.chosen)?; // [1]
         advance(rec, &io.state, &io.chosen, &io.tokens)
@@ -194,17 +194,12 @@ impl Transformer {
     /// `logits`: `[T, V]`.
     /// # Errors
     /// [`Error::Operand`] if the model has no such head; [`Error::Shape`] if the tensors do not fit the configuration.
-    pub(crate) fn record_further_logits(
-        &self,
-        rec: &mut Recorder,
-        io: &PassTensors,
-        logits: &Tensor,
-    ) -> Result<(), Error> {
-        let (further, weights) = self.further(io)?;
-        let hidden = further.hidden.first_rows(logits.shape()[0])?;
-        let h = self.record_further_block(rec, further, weights, &hidden)?; // [T, C]
+    pub(crate) fn record_mtp_logits(&self, rec: &mut Recorder, io: &PassTensors, logits: &Tensor) -> Result<(), Error> {
+        let (mtp, weights) = self.mtp(io)?;
+        let hidden = mtp.hidden.first_rows(logits.shape()[0])?;
+        let h = self.record_mtp_block(rec, mtp, weights, &hidden)?; // [T, C]
         let y = rec.temporary("normed", h.shape())?;
-        self.record_norm(rec, self.further_norm(weights), &h, &y)?; // [T, C]
+        self.record_norm(rec, self.mtp_norm(weights), &h, &y)?; // [T, C]
         self.record_logits(rec, None, &y, logits) // [T, V]
     }
 
@@ -213,17 +208,17 @@ impl Transformer {
     /// # Errors
     /// [`Error::Operand`] if there are more rows than the tensors are for.
     pub(crate) fn record_hidden(&self, rec: &mut Recorder, io: &PassTensors, h: &Tensor) -> Result<(), Error> {
-        let Some(further) = &io.further else { return Ok(()) };
-        let hidden = further.hidden.first_rows(h.shape()[0])?;
+        let Some(mtp) = &io.mtp else { return Ok(()) };
+        let hidden = mtp.hidden.first_rows(h.shape()[0])?;
         self.record_norm(rec, self.weights.output_norm.as_ref(), h, &hidden) // [T, C]
     }
 
     /// Records the head up to its block's output, which it returns. `hidden`: `[T, C]`.
-    fn record_further_block(
+    fn record_mtp_block(
         &self,
         rec: &mut Recorder,
-        FurtherTensors { cache, io, .. }: &FurtherTensors,
-        weights: &FurtherWeights,
+        MtpTensors { cache, io, .. }: &MtpTensors,
+        weights: &MtpWeights,
         hidden: &Tensor,
     ) -> Result<Tensor, Error> {
         let shape = hidden.shape();
@@ -238,16 +233,16 @@ impl Transformer {
     }
 
     /// The norm of the block's output.
-    fn further_norm<'a>(&'a self, weights: &'a FurtherWeights) -> Option<&'a NormWeights> {
+    fn mtp_norm<'a>(&'a self, weights: &'a MtpWeights) -> Option<&'a NormWeights> {
         weights.norm.as_ref().or(self.weights.output_norm.as_ref())
     }
 
-    /// What the head for further tokens has and needs.
-    fn further<'a>(&'a self, io: &'a PassTensors) -> Result<(&'a FurtherTensors, &'a FurtherWeights), Error> {
-        io.further.as_ref().zip(self.weights.further.as_ref()).ok_or_else(|| Error::Operand {
+    /// What the MTP head has and needs.
+    fn mtp<'a>(&'a self, io: &'a PassTensors) -> Result<(&'a MtpTensors, &'a MtpWeights), Error> {
+        io.mtp.as_ref().zip(self.weights.mtp.as_ref()).ok_or_else(|| Error::Operand {
             kernel: "model",
-            operand: "further",
-            expected: "a head that guesses further tokens".into(),
+            operand: "mtp",
+            expected: "an MTP head".into(),
             found: "none".into(),
         })
     }

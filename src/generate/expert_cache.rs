@@ -12,17 +12,17 @@ use std::time::Duration;
 
 use web_time::Instant;
 
-use super::streamed::read;
+use super::disk_offload::read;
 use crate::device::Device;
 use crate::error::Error;
 use crate::load::{Catalog, Feed, WeightFiles};
-use crate::model::{KeptExperts, Transformer};
+use crate::model::{CachedExperts, Transformer};
 use crate::recording::Recording;
 use crate::tensor::Tensor;
 
 /// What came of experts that are kept on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
-pub struct KeptStats {
+pub struct ExpertCacheStats {
     /// Experts that tokens choose from, of all layers.
     pub n_experts: usize,
     /// Those of them that the device has room for.
@@ -37,7 +37,7 @@ pub struct KeptStats {
     pub read_bytes: u64,
 }
 
-impl KeptStats {
+impl ExpertCacheStats {
     /// The share of choices that found their expert on the device: 0 to 1.
     pub fn hit_rate(&self) -> f64 {
         self.n_found as f64 / self.n_chosen.max(1) as f64
@@ -122,7 +122,7 @@ impl Slots {
 }
 
 /// Reads experts into their slots.
-pub(super) struct Kept {
+pub(super) struct ExpertCache {
     catalog: Catalog,
     layers: Vec<Layer>,
     n_chosen: AtomicU64,
@@ -134,7 +134,7 @@ pub(super) struct Kept {
 
 struct Layer {
     number: u32,
-    experts: KeptExperts,
+    experts: CachedExperts,
     /// What is in its slots; one that an expert is read into has nothing.
     slots: Mutex<Slots>,
 }
@@ -145,9 +145,9 @@ impl Layer {
     }
 }
 
-impl Kept {
+impl ExpertCache {
     /// Of weights with slots.
-    pub fn new(transformer: &Transformer, catalog: &Catalog) -> Kept {
+    pub fn new(transformer: &Transformer, catalog: &Catalog) -> ExpertCache {
         let blocks =
             transformer.layers().zip(transformer.weights.blocks.iter().skip(transformer.layers().start as usize));
         let layers = blocks.filter_map(|(number, block)| {
@@ -155,7 +155,7 @@ impl Kept {
             let slots = Mutex::new(Slots::new(experts.n_experts(), experts.n_slots()));
             Some(Layer { number, experts, slots })
         });
-        Kept {
+        ExpertCache {
             catalog: catalog.clone(),
             layers: layers.collect(),
             n_chosen: AtomicU64::new(0),
@@ -199,12 +199,12 @@ impl Kept {
     }
 
     /// What there is, and what came of it so far.
-    pub fn report(&self) -> KeptStats {
-        let sum = |of: fn(&KeptExperts) -> u32| self.layers.iter().map(|layer| of(&layer.experts) as usize).sum();
+    pub fn report(&self) -> ExpertCacheStats {
+        let sum = |of: fn(&CachedExperts) -> u32| self.layers.iter().map(|layer| of(&layer.experts) as usize).sum();
         let [n_chosen, n_found, n_read, read_bytes] =
             [&self.n_chosen, &self.n_found, &self.n_read, &self.read_bytes].map(|n| n.load(Ordering::Relaxed));
-        let (n_experts, n_kept) = (sum(KeptExperts::n_experts), sum(KeptExperts::n_slots));
-        KeptStats { n_experts, n_kept, n_chosen, n_found, n_read, read_bytes }
+        let (n_experts, n_kept) = (sum(CachedExperts::n_experts), sum(CachedExperts::n_slots));
+        ExpertCacheStats { n_experts, n_kept, n_chosen, n_found, n_read, read_bytes }
     }
 
     /// Time that reading took.

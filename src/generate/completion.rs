@@ -2,30 +2,30 @@
 
 use std::collections::HashSet;
 
+use super::constraint::TokenConstraint;
 use super::generation::{Piece, StopReason};
-use super::guide::TokenGuide;
-use super::held::Held;
 use super::logprobs::Logprobs;
 use super::model::Model;
 use super::options::{ContextPolicy, GenerateOptions};
+use super::pending_text::PendingText;
 use super::stop::StopFilter;
 use crate::error::Error;
 use crate::kernels::Sampling;
 use crate::tokenizer::StreamDecoder;
 
 /// What a text has so far that the next token changes.
-pub(crate) struct Written {
+pub(crate) struct Completion {
     decoder: Option<StreamDecoder>,
     stop_filter: StopFilter,
-    held: Held,
+    held: PendingText,
     eos_ids: HashSet<u32>,
     n_generated: usize,
     /// Knows what the text may be, if it has to match something.
-    guide: Option<Box<dyn TokenGuide>>,
+    constraint: Option<Box<dyn TokenConstraint>>,
 }
 
 /// What a token completes.
-pub(crate) struct Completed {
+pub(crate) struct Decoded {
     pub piece: Piece,
     /// Why the text ends with it, if it does.
     pub stop_reason: Option<StopReason>,
@@ -33,33 +33,33 @@ pub(crate) struct Completed {
     pub forced: Vec<u32>,
 }
 
-impl Written {
-    /// A text after these tokens. With a guide it is one that the guide allows.
+impl Completion {
+    /// A text after these tokens. With a constraint it is one that the constraint allows.
     pub fn new(
         model: &Model,
         before: &[u32],
         options: &GenerateOptions,
-        guide: Option<Box<dyn TokenGuide>>,
-    ) -> Written {
+        constraint: Option<Box<dyn TokenConstraint>>,
+    ) -> Completion {
         let tokenizer = model.tokenizer().ok();
         let decoder = tokenizer.map(|tokenizer| {
             // A constraint is about all of its text, and so about a space at its beginning.
-            let begins_text = guide.is_none() && before.iter().all(|&id| tokenizer.is_control(id));
+            let begins_text = constraint.is_none() && before.iter().all(|&id| tokenizer.is_control(id));
             if begins_text { tokenizer.decoder() } else { tokenizer.decoder().continuing() }
         });
-        Written {
+        Completion {
             decoder,
             stop_filter: StopFilter::new(&options.stop),
-            held: Held::default(),
+            held: PendingText::default(),
             eos_ids: options.end_ids(tokenizer).into_iter().collect(),
             n_generated: 0,
-            guide,
+            constraint,
         }
     }
 
     /// Whether the text has to match something.
-    pub fn is_guided(&self) -> bool {
-        self.guide.is_some()
+    pub fn is_constrained(&self) -> bool {
+        self.constraint.is_some()
     }
 
     /// The tokens that may come next, if not all may: a bit for each of the vocabulary.
@@ -67,7 +67,7 @@ impl Written {
     /// # Errors
     /// [`Error::Constraint`] if there is none.
     pub fn allowed(&mut self) -> Result<Option<&[u32]>, Error> {
-        self.guide.as_mut().map(|guide| guide.allowed()).transpose()
+        self.constraint.as_mut().map(|constraint| constraint.allowed()).transpose()
     }
 
     /// Tokens so far.
@@ -96,7 +96,7 @@ impl Written {
         options: &GenerateOptions,
         [n_tokens, capacity]: [usize; 2],
         logits: Option<&[f32]>,
-    ) -> Result<Completed, Error> {
+    ) -> Result<Decoded, Error> {
         self.n_generated += 1;
         let is_last = self.n_left(options) == 0;
         let is_full = n_tokens > capacity && options.context_policy != ContextPolicy::Slide;
@@ -108,8 +108,8 @@ impl Written {
         if self.eos_ids.contains(&id) {
             stop_reason = Some(StopReason::Eos);
         }
-        if let (None, Some(guide)) = (stop_reason, &mut self.guide) {
-            match guide.accept(id)? {
+        if let (None, Some(constraint)) = (stop_reason, &mut self.constraint) {
+            match constraint.accept(id)? {
                 Some(ids) => forced = ids,
                 None => stop_reason = Some(StopReason::Complete),
             }
@@ -134,6 +134,6 @@ impl Written {
             }
         }
         let held = self.held.given_out(text.len());
-        Ok(Completed { piece: Piece { id, text, logprobs, held }, stop_reason, forced })
+        Ok(Decoded { piece: Piece { id, text, logprobs, held }, stop_reason, forced })
     }
 }

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::platform::MaybeSend;
 
 /// Says which tokens may come next in a text. [`grammar`](crate::grammar) does, and so may whoever runs a generation.
-pub(crate) trait TokenGuide: MaybeSend {
+pub(crate) trait TokenConstraint: MaybeSend {
     /// The tokens that may come next: a bit for each of the vocabulary, `[ceil(V / 32)]`, the lowest first.
     ///
     /// # Errors
@@ -22,7 +22,7 @@ pub(crate) trait TokenGuide: MaybeSend {
 }
 
 #[cfg(feature = "grammar")]
-impl TokenGuide for crate::grammar::Guide {
+impl TokenConstraint for crate::grammar::Guide {
     fn allowed(&mut self) -> Result<&[u32], Error> {
         crate::grammar::Guide::allowed(self)
     }
@@ -39,13 +39,16 @@ impl TokenGuide for crate::grammar::Guide {
 
 /// Begins what the options ask a text to match.
 #[cfg(feature = "grammar")]
-pub(crate) fn guide(model: &Model, options: &GenerateOptions) -> Result<Option<Box<dyn TokenGuide>>, Error> {
+pub(crate) fn token_constraint(
+    model: &Model,
+    options: &GenerateOptions,
+) -> Result<Option<Box<dyn TokenConstraint>>, Error> {
     let Some(constraint) = &options.constraint else { return Ok(None) };
     let end_ids = options.end_ids(model.tokenizer().ok());
     Ok(Some(Box::new(model.grammars()?.begin(constraint, &end_ids)?)))
 }
 
 #[cfg(not(feature = "grammar"))]
-pub(crate) fn guide(_: &Model, _: &GenerateOptions) -> Result<Option<Box<dyn TokenGuide>>, Error> {
+pub(crate) fn token_constraint(_: &Model, _: &GenerateOptions) -> Result<Option<Box<dyn TokenConstraint>>, Error> {
     Ok(None)
 }

@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 
 /// Counts the latest tokens of which no text was given out, because a character is incomplete or may begin a stop text.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct PendingText {
     /// Where the texts of these tokens begin, in bytes of the whole text.
     starts: VecDeque<usize>,
     n_decoded: usize,
     n_out: usize,
 }
 
-impl Held {
+impl PendingText {
     /// Adds a token, which completed so many bytes.
     pub fn decoded(&mut self, n_bytes: usize) {
         self.starts.push_back(self.n_decoded);
@@ -34,7 +34,7 @@ mod tests {
 
     #[test]
     fn a_token_is_held_until_some_of_its_text_is_out() {
-        let mut held = Held::default();
+        let mut held = PendingText::default();
         // Decoded and given out with each token: "ab", half of "é", the rest of it, a control token, "cd" of which "d" may
         // begin a stop text, "e" that is none.
         let tokens = [(2, 2), (0, 0), (2, 2), (0, 0), (2, 1), (1, 2)];

@@ -1,9 +1,9 @@
-//! What the head for further tokens has seen of a session's sequence, and its guesses.
+//! What the MTP head has seen of a session's sequence, and its drafts.
 //!
 //! The head goes on with the hidden rows that the model's last pass left, one for each position, once the tokens after
 //! them are known: a prompt's at once, the last of them when the host has read and kept what was chosen. A pass over
 //! which it was not asked leaves a gap. Then its cache begins anew with the rows after the gap, at its own position 0:
-//! its guesses are worse for a while. No text depends on them.
+//! its drafts are worse for a while. No text depends on them.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::model::Ending;
 
 /// Positions, of the sequence.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Further {
+pub(super) struct MtpHead {
     /// Whether the head follows what the model computes.
     #[cfg_attr(target_arch = "wasm32", expect(dead_code))]
     follows: bool,
@@ -26,7 +26,7 @@ pub(super) struct Further {
     cached: Range<usize>,
 }
 
-impl Further {
+impl MtpHead {
     /// A pass of the model over these positions was submitted.
     pub fn left(&mut self, positions: Range<usize>) {
         self.left = positions;
@@ -34,7 +34,7 @@ impl Further {
 
     /// The model's passes so far count for nothing, and those that come next are followed or not.
     pub fn begin(&mut self, follows: bool) {
-        *self = Further { follows, left: 0..0, cached: std::mem::take(&mut self.cached) };
+        *self = MtpHead { follows, left: 0..0, cached: std::mem::take(&mut self.cached) };
     }
 
     /// The sequence has its first `n` tokens alone. What the head made of the last of them was with another one after it.
@@ -77,52 +77,52 @@ impl Session {
 impl Session {
     /// Lets the head go on with what the last pass left.
     pub(super) async fn follow(&mut self) -> Result<(), Error> {
-        match self.further_size(Ending::Follow).await? {
-            Some((size, n_rows)) => self.model.run(self.passes.get(size, Ending::Follow)?, n_rows).await,
+        match self.mtp_size(Ending::MtpFollow).await? {
+            Some((size, n_rows)) => self.model.run(self.passes.get(size, Ending::MtpFollow)?, n_rows).await,
             None => Ok(()),
         }
     }
 
-    /// Up to `n` tokens that the head guesses to come next, after it went on with what the last pass left: none if that left
+    /// Up to `n` tokens that the head drafts to come next, after it went on with what the last pass left: none if that left
     /// nothing.
-    pub(super) async fn guess_further(&mut self, n: usize) -> Result<Vec<u32>, Error> {
+    pub(super) async fn mtp_drafts(&mut self, n: usize) -> Result<Vec<u32>, Error> {
         if n == 0 {
             self.follow().await?;
             return Ok(Vec::new());
         }
-        let Some((size, _)) = self.further_size(Ending::Guess).await? else { return Ok(Vec::new()) };
+        let Some((size, _)) = self.mtp_size(Ending::MtpDraft).await? else { return Ok(Vec::new()) };
         let model = self.model.clone();
         let device = model.device();
         if n > 1 {
-            self.passes.test(device, model.transformer(), 1, Ending::GuessOn).await?;
+            self.passes.test(device, model.transformer(), 1, Ending::MtpDraftNext).await?;
         }
-        let Some(further) = &self.passes.io.further else { return Ok(Vec::new()) };
-        let state = further.state().tensor();
+        let Some(mtp) = &self.passes.io.mtp else { return Ok(Vec::new()) };
+        let state = mtp.state().tensor();
         // Its weights stay on the device where layers are streamed.
-        let mut words = vec![device.replay_and_read(self.passes.get(size, Ending::Guess)?, state, 1)?];
+        let mut words = vec![device.replay_and_read(self.passes.get(size, Ending::MtpDraft)?, state, 1)?];
         if n > 1 {
-            words.push(device.replay_and_read(self.passes.get(1, Ending::GuessOn)?, state, n as u32 - 1)?);
+            words.push(device.replay_and_read(self.passes.get(1, Ending::MtpDraftNext)?, state, n as u32 - 1)?);
         }
-        let mut guesses = Vec::with_capacity(n);
+        let mut drafts = Vec::with_capacity(n);
         for pending in words {
-            guesses.extend(StepState::tokens(&pending.await?));
+            drafts.extend(StepState::tokens(&pending.await?));
         }
         let vocab_size = model.config().vocab_size;
         // From numbers that are not finite no token is chosen.
-        Ok(guesses.into_iter().take_while(|&id| id < vocab_size).collect())
+        Ok(drafts.into_iter().take_while(|&id| id < vocab_size).collect())
     }
 
     /// Prepares the head's pass over what the last pass left, and returns its size and how many of its rows are those of tokens;
     /// `None` if nothing is left.
-    async fn further_size(&mut self, ending: Ending) -> Result<Option<(u32, usize)>, Error> {
-        let Some((positions, first)) = self.further.next(self.tokens().len()) else { return Ok(None) };
+    async fn mtp_size(&mut self, ending: Ending) -> Result<Option<(u32, usize)>, Error> {
+        let Some((positions, first)) = self.mtp.next(self.tokens().len()) else { return Ok(None) };
         let model = self.model.clone();
         let size = self.passes.size(positions.len() as u32);
         self.passes.test(model.device(), model.transformer(), size, ending).await?;
-        let Some(further) = &self.passes.io.further else { return Ok(None) };
+        let Some(mtp) = &self.passes.io.mtp else { return Ok(None) };
         let came_next = &self.sequence.ids()[positions.start + 1..positions.end + 1];
-        model.device().write(further.tokens(), first, came_next)?;
-        further.state().set_turned(model.device(), first as u32, came_next.len() as u32, self.sequence.angles())?;
+        model.device().write(mtp.tokens(), first, came_next)?;
+        mtp.state().set_turned(model.device(), first as u32, came_next.len() as u32, self.sequence.angles())?;
         Ok(Some((size, came_next.len())))
     }
 }
@@ -131,76 +131,76 @@ impl Session {
 mod tests {
     use super::*;
 
-    fn following() -> Further {
-        Further { follows: true, ..Further::default() }
+    fn following() -> MtpHead {
+        MtpHead { follows: true, ..MtpHead::default() }
     }
 
     #[test]
     fn the_head_goes_on_where_the_next_token_is_known() {
-        let mut further = following();
+        let mut mtp = following();
         // A prompt of five tokens in passes of three; the sixth comes later.
-        further.left(0..3);
-        assert_eq!(further.next(5), Some((0..3, 0)));
-        assert_eq!(further.next(5), None);
-        further.left(3..5);
-        assert_eq!(further.next(6), Some((3..5, 3)));
-        // Of four rows two were guesses that are wrong.
-        further.left(5..9);
-        assert_eq!(further.next(8), Some((5..7, 5)));
+        mtp.left(0..3);
+        assert_eq!(mtp.next(5), Some((0..3, 0)));
+        assert_eq!(mtp.next(5), None);
+        mtp.left(3..5);
+        assert_eq!(mtp.next(6), Some((3..5, 3)));
+        // Of four rows two were drafts that are wrong.
+        mtp.left(5..9);
+        assert_eq!(mtp.next(8), Some((5..7, 5)));
         // The same positions once more, as states of recurrent layers need it.
-        further.left(5..10);
-        assert_eq!(further.next(11), Some((5..10, 5)));
+        mtp.left(5..10);
+        assert_eq!(mtp.next(11), Some((5..10, 5)));
     }
 
     #[test]
     fn after_a_gap_the_head_begins_anew() {
-        let mut further = following();
-        further.left(0..4);
-        assert_eq!(further.next(5), Some((0..4, 0)));
-        further.left(7..8);
-        assert_eq!(further.next(9), Some((7..8, 0)));
-        further.left(8..9);
-        assert_eq!(further.next(10), Some((8..9, 1)));
+        let mut mtp = following();
+        mtp.left(0..4);
+        assert_eq!(mtp.next(5), Some((0..4, 0)));
+        mtp.left(7..8);
+        assert_eq!(mtp.next(9), Some((7..8, 0)));
+        mtp.left(8..9);
+        assert_eq!(mtp.next(10), Some((8..9, 1)));
         // Positions before what the cache begins with.
-        further.left(2..4);
-        assert_eq!(further.next(5), Some((2..4, 0)));
-        further.forget();
-        further.left(4..5);
-        assert_eq!(further.next(6), Some((4..5, 0)));
+        mtp.left(2..4);
+        assert_eq!(mtp.next(5), Some((2..4, 0)));
+        mtp.forget();
+        mtp.left(4..5);
+        assert_eq!(mtp.next(6), Some((4..5, 0)));
     }
 
     #[test]
     fn a_sequence_that_goes_back_takes_the_head_along() {
-        let mut further = following();
-        further.left(0..50);
-        assert_eq!(further.next(51), Some((0..50, 0)));
-        further.truncate(10);
-        further.begin(false);
-        further.begin(true);
+        let mut mtp = following();
+        mtp.left(0..50);
+        assert_eq!(mtp.next(51), Some((0..50, 0)));
+        mtp.truncate(10);
+        mtp.begin(false);
+        mtp.begin(true);
         // Nothing was made of the tokens from the tenth on.
-        further.left(40..41);
-        assert_eq!(further.next(42), Some((40..41, 0)));
-        further.truncate(41);
-        further.left(40..41);
-        assert_eq!(further.next(42), Some((40..41, 0)));
-        further.truncate(0);
-        further.left(0..3);
-        assert_eq!(further.next(4), Some((0..3, 0)));
+        mtp.left(40..41);
+        assert_eq!(mtp.next(42), Some((40..41, 0)));
+        mtp.truncate(41);
+        mtp.left(40..41);
+        assert_eq!(mtp.next(42), Some((40..41, 0)));
+        mtp.truncate(0);
+        mtp.left(0..3);
+        assert_eq!(mtp.next(4), Some((0..3, 0)));
     }
 
     #[test]
     fn a_generation_that_does_not_ask_leaves_the_head_where_it_is() {
-        let mut further = following();
-        further.left(0..4);
-        assert_eq!(further.next(5), Some((0..4, 0)));
-        further.begin(false);
-        further.left(4..5);
-        assert_eq!(further.next(6), None);
-        further.left(5..6);
-        further.begin(true);
-        assert_eq!(further.next(7), None);
+        let mut mtp = following();
+        mtp.left(0..4);
+        assert_eq!(mtp.next(5), Some((0..4, 0)));
+        mtp.begin(false);
+        mtp.left(4..5);
+        assert_eq!(mtp.next(6), None);
+        mtp.left(5..6);
+        mtp.begin(true);
+        assert_eq!(mtp.next(7), None);
         // What the session computes after the head's last position is a gap.
-        further.left(6..7);
-        assert_eq!(further.next(8), Some((6..7, 0)));
+        mtp.left(6..7);
+        assert_eq!(mtp.next(8), Some((6..7, 0)));
     }
 }

@@ -1,4 +1,4 @@
-//! A smaller model that guesses what an engine's sequences go on with: Leviathan et al. 2023, arXiv:2211.17192.
+//! A smaller model that drafts what an engine's sequences go on with: Leviathan et al. 2023, arXiv:2211.17192.
 //!
 //! It has a place for each of the engine's sequences and room there for all of its tokens, so that it never waits for pages. It
 //! computes what a sequence has beyond what it knew of it, then greedy tokens of all of them together.
@@ -10,10 +10,10 @@ use crate::generate::Model;
 use crate::kernels::{PAGE, StateRow};
 use crate::recording::MemoryPlan;
 
-pub(super) struct Draft {
+pub(super) struct DraftModel {
     model: Model,
     passes: Passes,
-    /// Tokens that it guesses at a time.
+    /// Tokens that it drafts at a time.
     n: usize,
     pages_each: u32,
     /// What it knows of the sequence in each place.
@@ -28,15 +28,15 @@ struct Known {
     angles: u32,
 }
 
-/// A sequence's place, its tokens, and how many can be guessed at most.
-pub(super) type Unguessed<'a> = (u32, &'a [u32], usize);
+/// A sequence's place, its tokens, and how many can be drafted at most.
+pub(super) type Undrafted<'a> = (u32, &'a [u32], usize);
 
-impl Draft {
-    /// What the draft model of a model needs, if there is one and it is to guess.
+impl DraftModel {
+    /// What the draft model of a model needs, if there is one and it is to draft.
     ///
     /// # Errors
     /// Those of [`Passes::declare`] and [`Passes::allocate`].
-    pub fn of(model: &Model, options: &EngineOptions) -> Result<Option<Draft>, Error> {
+    pub fn of(model: &Model, options: &EngineOptions) -> Result<Option<DraftModel>, Error> {
         let Some(draft) = model.draft().filter(|_| options.draft_tokens > 0) else { return Ok(None) };
         let n_sequences = options.max_sequences;
         let pages_each = draft.context_length().div_ceil(PAGE);
@@ -50,11 +50,11 @@ impl Draft {
             spills: false,
             max_pass: draft.max_pass(),
             kv_type: draft.kv_type(),
-            further: false,
+            mtp: false,
         };
         let passes = Passes::declare(draft, sizes)?;
         passes.allocate(false)?;
-        Ok(Some(Draft {
+        Ok(Some(DraftModel {
             model: draft.clone(),
             passes,
             n: options.draft_tokens as usize,
@@ -68,29 +68,29 @@ impl Draft {
         self.passes.whole_plan()
     }
 
-    /// Guesses what follows each of these sequences, `room` tokens of all together at most: none of one that its context has no room
+    /// Draft tokens for each of these sequences, at most `room` in all, and none for one that the draft model's context has no room
     /// for.
     ///
     /// # Errors
     /// Those of the devices.
-    pub async fn guess(&mut self, texts: &[Unguessed<'_>], room: usize) -> Result<Vec<Vec<u32>>, Error> {
-        let guessed = self.try_guess(texts, room).await;
-        if guessed.is_err() {
+    pub async fn draft(&mut self, texts: &[Undrafted<'_>], room: usize) -> Result<Vec<Vec<u32>>, Error> {
+        let drafted = self.try_draft(texts, room).await;
+        if drafted.is_err() {
             // Nobody knows what passes have left.
             self.known.fill(Known::default());
         }
-        guessed
+        drafted
     }
 
-    async fn try_guess(&mut self, texts: &[Unguessed<'_>], room: usize) -> Result<Vec<Vec<u32>>, Error> {
-        let mut guesses = vec![Vec::new(); texts.len()];
+    async fn try_draft(&mut self, texts: &[Undrafted<'_>], room: usize) -> Result<Vec<Vec<u32>>, Error> {
+        let mut drafts = vec![Vec::new(); texts.len()];
         let n = self.n.min(room.checked_div(texts.len()).unwrap_or(0));
         let end =
             |len: usize| self.model.transformer().angles_end(len as u32).min(self.model.context_length()) as usize;
-        let fits = |&(_, &(_, ids, most)): &(usize, &Unguessed<'_>)| most > 0 && ids.len() + n <= end(ids.len());
-        let chosen: Vec<(usize, &Unguessed<'_>)> = texts.iter().enumerate().filter(fits).collect();
+        let fits = |&(_, &(_, ids, most)): &(usize, &Undrafted<'_>)| most > 0 && ids.len() + n <= end(ids.len());
+        let chosen: Vec<(usize, &Undrafted<'_>)> = texts.iter().enumerate().filter(fits).collect();
         if n == 0 || chosen.is_empty() {
-            return Ok(guesses);
+            return Ok(drafts);
         }
         let mut rows = Vec::with_capacity(chosen.len());
         for &(_, &(slot, ids, _)) in &chosen {
@@ -112,22 +112,22 @@ impl Draft {
             }
             let ids = pending.await?;
             rows.iter_mut().zip(&ids).for_each(|(row, &id)| (row.pos, row.token) = (row.pos + 1, id));
-            chosen.iter().zip(ids).for_each(|(&(at, _), id)| guesses[at].push(id));
+            chosen.iter().zip(ids).for_each(|(&(at, _), id)| drafts[at].push(id));
         }
         for pending in passes {
-            chosen.iter().zip(pending.await?).for_each(|(&(at, _), id)| guesses[at].push(id));
+            chosen.iter().zip(pending.await?).for_each(|(&(at, _), id)| drafts[at].push(id));
         }
         let vocab_size = self.model.config().vocab_size;
         for &(at, &(slot, ids, most)) in &chosen {
-            // The last guess is not computed.
+            // The last draft token is not computed.
             let known = &mut self.known[slot as usize - 1].ids;
             known.extend(ids.last());
-            known.extend(&guesses[at][..n - 1]);
+            known.extend(&drafts[at][..n - 1]);
             // From numbers that are not finite no token is chosen.
-            let n_finite = guesses[at].iter().take_while(|&&id| id < vocab_size).count();
-            guesses[at].truncate(most.min(n_finite));
+            let n_finite = drafts[at].iter().take_while(|&&id| id < vocab_size).count();
+            drafts[at].truncate(most.min(n_finite));
         }
-        Ok(guesses)
+        Ok(drafts)
     }
 
     /// Computes all tokens of a sequence but the last one, as far as they are not known.

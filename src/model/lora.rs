@@ -1,5 +1,11 @@
 //! Low-rank addends of a model's products: what an adapter (LoRA, Hu et al. 2021, arXiv:2106.09685) is on a device. Its
 //! weights stay apart from the model's, which any number of adapters share.
+//!
+//! Adding an adapter to the weights would need a copy of them for each adapter, in a type that holds the sum. Instead
+//! the first factors of all matrices with the same input are one matrix, whose product is one dispatch; `matvec_lora`
+//! and `gate_up_lora` add the rest where they write their sums. Those are kernels of their own, because two further
+//! bindings would make the plain ones other pipelines for everyone. Ranks are padded with zeros to the largest of a
+//! stack, factors are F32, and the scale is part of the second ones.
 
 use super::block::Recurrence;
 use super::config::ModelConfig;
@@ -18,7 +24,7 @@ use crate::tensor::{Role, Tensor};
 /// What is added to the products of a stack: `y += b (a x)`, where the members that are adapted have columns of `b` of their
 /// own, as many as the largest rank, rounded up to a multiple of 4.
 #[derive(Clone, Debug)]
-pub(super) struct Addends {
+pub(super) struct LoraDelta {
     /// First factors, one after the other, `[members R, K]`.
     a: Matrix,
     /// Second factors, which are scaled, `[N, R]`; rows of members that are not adapted are zero.
@@ -42,7 +48,7 @@ pub struct FactorPlaces {
     pub rank: u32,
 }
 
-impl Addends {
+impl LoraDelta {
     fn low<'a>(&'a self, inner: &'a Tensor) -> LowRank<'a> {
         LowRank { inner, b: &self.b, starts: &self.starts }
     }
@@ -124,7 +130,7 @@ impl Stack {
         let a = Matrix::declare(target, &label("lora_a"), WeightType::F32, a_rows, cols)?;
         let b = Tensor::declare(label("lora_b"), Role::Weights, &[n_rows, rank], DType::F32)?;
         let starts = adapted.iter().enumerate().map(|(i, (_, row, _))| if i == 0 { 0 } else { *row }).collect();
-        self.addends = Some(Addends { a: a.clone(), b: b.clone(), starts });
+        self.addends = Some(LoraDelta { a: a.clone(), b: b.clone(), starts });
         let places = |(i, (name, b_row, _)): (usize, (String, u32, u32))| {
             (name, FactorPlaces { a: a.clone(), a_row: i as u32 * rank, b: b.clone(), b_row, rank })
         };
@@ -152,7 +158,7 @@ impl Weights {
     /// Names, under GGUF, and rows and columns of the tensors that adapters can add to.
     pub fn adaptable(&self, config: &ModelConfig) -> Vec<(String, [u32; 2])> {
         let mut weights = self.clone();
-        // The head for further tokens is no layer.
+        // The MTP head is no layer.
         let blocks = weights.blocks.iter_mut().enumerate().take(config.n_layers() as usize);
         let stacks = blocks.flat_map(|(l, block)| block.adaptable(config, l));
         stacks
@@ -187,6 +193,6 @@ impl Weights {
             .blocks
             .iter()
             .flat_map(|block| [&block.attn_qkv, &block.attn_output, &block.ffn_up, &block.ffn_down].into_iter());
-        stacks.filter_map(|stack| stack.addends.as_ref()).flat_map(Addends::tensors)
+        stacks.filter_map(|stack| stack.addends.as_ref()).flat_map(LoraDelta::tensors)
     }
 }

@@ -15,13 +15,13 @@ pub(super) struct Run {
     pub pos: usize,
     /// Rows of tokens that are to be computed.
     pub n_rows: usize,
-    /// Rows of guessed tokens after them.
-    pub n_guesses: usize,
+    /// Rows of drafted tokens after them.
+    pub n_drafts: usize,
 }
 
 /// Passes in flight, all of them over the same rows, each with the tokens that the one before it chose.
 #[derive(Default)]
-pub(super) struct Ahead {
+pub(super) struct DecodeBatch {
     /// In the order of their rows.
     pub runs: Vec<Run>,
     /// The token of each row, in the oldest pass.
@@ -35,7 +35,7 @@ pub(super) struct Ahead {
     pub pace: Pace,
 }
 
-impl Ahead {
+impl DecodeBatch {
     /// Whether it has rows of the sequence at this place.
     pub fn has(&self, slot: u32) -> bool {
         self.runs.iter().any(|run| run.slot == slot)

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use web_time::Instant;
 
-use super::streamed::Streaming;
+use super::disk_offload::Streaming;
 use crate::device::Device;
 use crate::error::Error;
 use crate::load::{Catalog, Feed, TableRows, WeightFiles};
@@ -22,7 +22,7 @@ pub(super) fn in_file(transformer: Transformer, catalog: &Catalog) -> Transforme
 }
 
 /// Fetches rows of tables from the file.
-pub(super) struct RowTables {
+pub(super) struct DiskTables {
     /// By their names.
     tables: Vec<(&'static str, TableRows)>,
     files: WeightFiles,
@@ -35,7 +35,7 @@ pub(super) struct RowTables {
     reading_ns: AtomicU64,
 }
 
-impl RowTables {
+impl DiskTables {
     /// The tables of which a part of a model has the rows fetched, if there are some. The part on the other device, which may
     /// be the same, has `resident`; the report has `fitting_context`.
     pub fn of(
@@ -44,7 +44,7 @@ impl RowTables {
         catalog: &Catalog,
         files: &WeightFiles,
         fitting_context: Option<u32>,
-    ) -> Option<RowTables> {
+    ) -> Option<DiskTables> {
         let tables: Vec<_> =
             part.fetched_tables().filter_map(|(name, _)| Some((name, catalog.table_rows(name)?))).collect();
         if tables.is_empty() {
@@ -56,7 +56,7 @@ impl RowTables {
         let feed = Feed::new(catalog, part.weights.destinations().filter(|(name, _)| is_unread(name)));
         let slabs = part.fetched_tables().flat_map(|(_, matrix)| matrix.tensors());
         let size_bytes = slabs.map(|words| words.size_bytes()).sum();
-        Some(RowTables {
+        Some(DiskTables {
             tables,
             files: files.clone(),
             feed,
