@@ -36,12 +36,12 @@ use tilewright::AdapterReport;
 use tilewright::hub::HubError;
 use tilewright::{Device, DeviceChoice, Error, Power, Tier};
 
-/// Runs language models on any GPU through WebGPU, and on the CPU.
+/// Run language models on any GPU through WebGPU, or on the CPU.
 ///
-/// Without a subcommand it tells a story with the model that is built in.
+/// Without a subcommand, generates a story with the built-in model.
 #[derive(Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
-#[command(after_help = "Exit codes: 0 done, 1 an error at work, 2 an error in the command line.")]
+#[command(after_help = "Exit codes: 0 success, 1 runtime error, 2 invalid command line.")]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -51,7 +51,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Generate text with a model file or the built-in model.
+    /// Generate text from a prompt, with a model file or the built-in model.
     Run(run::RunArgs),
     #[cfg(feature = "chat")]
     Chat(chat::ChatArgs),
@@ -62,30 +62,30 @@ enum Command {
     Pull(hub::PullArgs),
     List(hub::ListArgs),
     Rm(hub::RmArgs),
-    /// Show adapters, their features and limits, and which device would be used.
+    /// Show adapters with their features and limits, and the device that would be used.
     Info(info::InfoArgs),
-    /// Show the token ids of a text.
+    /// Print the token ids of a text.
     Tokenize(tokenize::TokenizeArgs),
     /// Show metadata, tensors and memory plan of a model file.
     Inspect(inspect::InspectArgs),
     Quantize(quantize::QuantizeArgs),
-    /// Measure a model: tokens per second of prompts and of decoding, next to what the device can do.
+    /// Benchmark a model: prefill and decode speed, next to what the device can reach.
     ///
-    /// Tests are named as by llama-bench: `pp512` is a prompt of 512 tokens, `tg128` are 128 tokens generated one after
-    /// the other, `@ d1024` says that the context holds 1024 tokens before. Rates are the median of the repetitions, with
-    /// the lowest and the highest. All tests are of a single sequence. `b32` says that a prompt goes through in passes of 32
-    /// tokens, where that is not the usual size.
+    /// Tests are named as in llama-bench: `pp512` is a prompt of 512 tokens, `tg128` generates 128 tokens one after
+    /// the other, `@ d1024` starts from a context of 1024 tokens, and `b32` runs prefill in passes of 32 tokens
+    /// instead of the usual size. Rates are the median of the repetitions, with the lowest and the highest. All tests
+    /// run a single sequence.
     ///
-    /// The share in the last column is of what two kernels reach on the same device in the same run: `scale`, which
-    /// copies a large tensor, for decoding, and `matmul` with F32 weights for prompts.
+    /// The last column compares with two kernels measured on the same device in the same run: decoding with `scale`,
+    /// which copies a large tensor, and prefill with an F32 `matmul`.
     ///
-    /// With `--report` the device is measured as a whole: probes of memory and arithmetic, each kernel with its share of
-    /// them, and the model. `www/bench.html` writes the same in a browser.
+    /// With `--report`, measures the device as a whole: memory and arithmetic probes, each kernel with its share of
+    /// them, and the model. `www/bench.html` writes the same report in a browser.
     Bench(Box<bench::BenchArgs>),
-    /// Measure the ways to take a model's matrix products on this device, and keep the fastest for all later runs.
+    /// Measure the matrix-product kernels for a model's shapes and save the fastest for later runs.
     ///
-    /// Each product takes 2 s at most. A way that is not at least 5 % faster than a simpler one is not taken, nor is
-    /// one whose results differ beyond rounding. What is kept is valid for this version, adapter, driver and tier.
+    /// Each product takes 2 s at most. A kernel is chosen only if it is at least 5 % faster than every simpler one and
+    /// its results agree up to rounding. The choices apply to this version, adapter, driver and tier.
     Tune(tune::TuneArgs),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
@@ -192,21 +192,23 @@ fn ended(result: Result<(), Failure>) -> ExitCode {
 /// Which device to use.
 #[derive(clap::Args)]
 struct DeviceArgs {
-    /// Device: `auto`, `cpu`, `gpu`, or part of an adapter's name. `auto` is a GPU that is not software, discrete before
-    /// integrated before virtual, Vulkan or Metal before DirectX; the CPU if there is none. `serve` can use several: `all` GPUs
-    /// that are not software, or a list such as `0,1,cpu` of names and of numbers in `tilewright info`.
+    /// Device: `auto`, `cpu`, `gpu`, or part of an adapter's name.
+    ///
+    /// `auto` picks a hardware GPU (discrete before integrated before virtual, Vulkan or Metal before DirectX), or the
+    /// CPU if there is none. `serve` also accepts `all` for every hardware GPU, or a list such as `0,1,cpu` of names
+    /// and of numbers from `tilewright info`.
     #[arg(long, default_value = "auto", env = "TILEWRIGHT_DEVICE", value_name = "DEVICE")]
     device: DeviceChoice,
-    /// GPU adapter, whatever `--device` says: `pci:0000:3b:00.0`, its number in `tilewright info`, or part of its name.
+    /// GPU adapter, overriding --device: `pci:0000:3b:00.0`, a number from `tilewright info`, or part of its name.
     #[arg(long, value_parser = parse_adapter, env = "TILEWRIGHT_ADAPTER", value_name = "ADAPTER")]
     adapter: Option<DeviceChoice>,
-    /// Which GPU `--device auto` prefers: `high` a discrete one, `low` an integrated one, which needs less power.
+    /// GPU that `--device auto` prefers: `high` for discrete, `low` for integrated, which saves power.
     #[arg(long, value_parser = parse_power, default_value = "high", env = "TILEWRIGHT_POWER", value_name = "POWER")]
     power: Power,
-    /// Show what GPU drivers print while a device is opened.
+    /// Show GPU driver output while a device is opened.
     #[arg(long)]
     verbose: bool,
-    /// Shader tier instead of the one that suits the adapter; `f16`, `matrix8` and `matrix16` round operands.
+    /// Shader tier; `f16`, `matrix8` and `matrix16` round operands [default: the best for the adapter].
     #[arg(long, value_parser = parse_tier, env = "TILEWRIGHT_TIER", value_name = "TIER")]
     tier: Option<Tier>,
 }
@@ -363,10 +365,12 @@ fn read_list(path: &Path) -> Result<Vec<serde_json::Value>, Error> {
     let text = read_text(path)?;
     let objects = |list: &Vec<serde_json::Value>| list.iter().all(serde_json::Value::is_object);
     let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
-    parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("another list".into()) }).map_err(|found| {
-        let (field, expected) = (path.display().to_string(), "a JSON list of objects".into());
-        Error::Template { field, expected, found }
-    })
+    parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("a list with other values".into()) }).map_err(
+        |found| {
+            let (field, expected) = (path.display().to_string(), "a JSON list of objects".into());
+            Error::Template { field, expected, found }
+        },
+    )
 }
 
 /// Prints one JSON value to stdout.

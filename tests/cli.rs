@@ -235,11 +235,11 @@ fn guesses_change_no_text_and_are_counted() {
         assert_eq!(guessed["token_ids"], plain["token_ids"], "{more:?}");
         assert!(guessed["speculation"]["passes"].as_u64().unwrap() > 0, "{guessed}");
         let said = text(&tilewright(&[&args[..], more].concat()).stderr);
-        assert!(said.contains("guessed tokens were right"), "{said}");
+        assert!(said.contains("draft tokens accepted"), "{said}");
     }
     // A text that ends before anything repeats.
     let said = text(&tilewright(&[&args[..7], &["1", "--prompt-lookup", "7"]].concat()).stderr);
-    assert!(said.contains("no tokens were guessed"), "{said}");
+    assert!(said.contains("no draft tokens"), "{said}");
     fails(&[&args[..7], &["1", "--mtp", "3"]].concat(), 2, &["mtp_tokens", "without a head"]);
     fails(&["run", BUILTIN, "--device", "cpu", "--prompt-lookup", "7"], 2, &["prompt_lookup", "temperature 0"]);
     fails(&["run", BUILTIN, "--device", "cpu", "--draft", BUILTIN], 2, &["draft", "temperature 0"]);

@@ -78,7 +78,7 @@ impl<W: Write> Answer<W> {
     pub fn end(&mut self, is_broken_off: bool) -> Result<(), Failure> {
         self.end_thought()?;
         match (is_broken_off, self.calls.is_empty() || !self.at_line_start) {
-            (true, _) => writeln!(self.out, " [broken off]")?,
+            (true, _) => writeln!(self.out, " [interrupted]")?,
             (false, true) => writeln!(self.out)?,
             (false, false) => {}
         }

@@ -38,53 +38,54 @@ pub struct BenchArgs {
 
 #[derive(Subcommand)]
 enum BenchCommand {
-    /// Time each kernel of a forward pass, and what the key/value cache saves.
+    /// Benchmark each kernel of a forward pass, and what the KV cache saves.
     ///
-    /// Kernels run with operands of a Llama model's shapes. Their rate is in bytes if the copying probe would take longer
-    /// with their bytes than the multiplying probe with their operations, else in operations.
+    /// Operands have the shapes of a Llama model. Rates are in bytes for kernels that the probes show to be limited by
+    /// memory bandwidth, and in operations for the others.
     Kernels(KernelBenchArgs),
-    /// Time batches of a text encoder, and find the batch with most texts per second within limits.
+    /// Benchmark a text encoder by batch size, and find the fastest batch within limits.
     ///
-    /// Each batch size with its rate, its latency and its place on this device's roofline, next to what the two smallest
-    /// ones predict. Then all texts in one call: what of it is encoding, what more submissions in flight gain, and how
-    /// that stands to loading the encoder for each text.
+    /// Shows rate, latency and place on the device's roofline for each batch size, next to a prediction from the two
+    /// smallest ones. Then embeds all texts in one call, to show the share of encoding, the gain of more submissions
+    /// in flight, and the gain over loading the encoder for each text.
     Embed(EmbedBenchArgs),
-    /// Place mixtures of logits on this device's roofline, and find shapes and searches within limits.
+    /// Benchmark mixtures of logits, and find shapes and searches within limits.
     ///
-    /// First what a mixture takes next to the same in separate kernels and to a scan of dot products that reads as many
-    /// bytes, each with the time that the probes' rates allow at least. Then shapes, predicted by what was measured, those
-    /// that can express more first; the first that fit the limits are measured. With `--weights`, searches for that mixture
-    /// with more and more candidates, until one finds enough.
+    /// First compares a mixture with the same in separate kernels and with a dot-product scan that reads as many
+    /// bytes, each next to its lower bound by the probes. Then predicts the time of shapes, the most expressive first,
+    /// and measures the first that fit the limits. With `--weights`, tries searches of that mixture with more and more
+    /// candidates until one reaches the recall.
     Mol(MolBenchArgs),
-    /// Show what decoders of 1 to 70 billion weights would take on this device, by the plan that loading follows.
+    /// Show the memory that decoders of 1 to 70 billion weights would take on this device.
     ///
-    /// Nothing is measured or allocated. `inspect` has the plan of a file.
+    /// Follows the plan that loading uses, without measuring or allocating anything. `inspect` shows the plan of a
+    /// file.
     Memory(MemoryBenchArgs),
-    /// Put a server under load: what clients wait for, by how many there are and by how often they come.
+    /// Load-test a server: latencies by number of clients and by request rate.
     ///
-    /// Each request streams a completion of a prompt of its own, in the shape of OpenAI's interface. Without --url the server
-    /// runs in this process. `refused` are answers with status 429.
+    /// Each request streams a completion of a prompt of its own through OpenAI's API. Without --url, the server runs
+    /// in this process. The column `refused` counts answers with status 429.
     #[cfg(feature = "serve")]
     Serve(Box<serve::ServeBenchArgs>),
 }
 
 #[derive(Args)]
 struct ModelBenchArgs {
-    /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION]; the built-in model if absent.
+    /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     model: Option<PathBuf>,
-    /// Prompt lengths to measure; 0 is none.
+    /// Prompt lengths to measure, in tokens; 0 for none.
     #[arg(long, short = 'p', value_delimiter = ',', default_value = "512", value_name = "N,..")]
     n_prompt: Vec<usize>,
-    /// Numbers of generated tokens to measure; 0 is none.
+    /// Numbers of generated tokens to measure; 0 for none.
     #[arg(long, short = 'n', value_delimiter = ',', default_value = "128", value_name = "N,..")]
     n_gen: Vec<usize>,
-    /// Tokens that the context holds before.
+    /// Tokens in the context before each test.
     #[arg(long, short = 'd', value_delimiter = ',', default_value = "0", value_name = "N,..")]
     depth: Vec<usize>,
-    /// Prompt tokens that a pass takes at most: 1, 8, 32, 128 or 512; what suits the device if absent.
+    /// Maximum tokens per prefill pass: 1, 8, 32, 128 or 512 [default: by device].
     #[arg(long, short = 'b', value_delimiter = ',', value_parser = parse_batch_size, value_name = "N,..")]
     batch_size: Vec<u32>,
-    /// Tokens that one submission to a GPU generates, 1 to 16; what suits model and device if absent.
+    /// Tokens generated per GPU submission, 1 to 16 [default: by model and device].
     #[arg(long, value_name = "N")]
     tokens_per_submit: Option<u32>,
     #[command(flatten)]
@@ -94,25 +95,27 @@ struct ModelBenchArgs {
     /// Repetitions of each test, after a warm-up.
     #[arg(long, short = 'r', default_value_t = 5, value_name = "N")]
     repetitions: usize,
-    /// Measure the device and its kernels as well, and write everything as a report in JSON that others can compare, to
-    /// a file or to stdout. `benches/record/community/README.md` says what it has, and where to send it.
+    /// Measure the device and its kernels too, and write a JSON report to a file or stdout.
+    ///
+    /// `benches/record/community/README.md` describes the report and where to send it.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", conflicts_with_all = ["json", "csv"])]
     #[arg(group = "whole")]
     report: Option<PathBuf>,
-    /// Measure the kernels as well, and write everything as a page with diagrams: one file that needs nothing else.
+    /// Measure the kernels too, and write a self-contained HTML page with charts.
     #[arg(long, value_name = "FILE", group = "whole", conflicts_with_all = ["json", "csv", "predict"])]
     html: Option<PathBuf>,
-    /// For that page: files with what the other benches printed with `--json`, and `tune --json`.
+    /// Output of other benches, or of `tune`, with --json, to add to the --html page.
     #[arg(long, value_delimiter = ',', value_name = "FILE,..", requires = "html")]
     with: Vec<PathBuf>,
-    /// For that page: the folder that scripts/build-web makes, with the page that is filled in.
+    /// Folder made by scripts/build-web, with the template of the --html page.
     #[arg(long, value_name = "DIR", default_value = "www/dist", requires = "html")]
     page: PathBuf,
-    /// For a report or a page: smaller shapes, or one weight type instead of four, and each thing for a shorter time.
+    /// With --report or --html, measure less: smaller shapes or a single weight type, and for a shorter time.
     #[arg(long, requires = "whole")]
     quick: bool,
-    /// Measure nothing: predict passes of well-known models on a GPU that is not here, from its maker's figures. `list`
-    /// prints the GPUs that are known.
+    /// Predict the speed of well-known models on another GPU from its specifications; nothing is measured.
+    ///
+    /// `list` prints the GPUs that are known.
     #[arg(long, value_name = "GPU", conflicts_with_all = ["model", "csv", "report"])]
     predict: Option<String>,
     #[command(flatten)]
@@ -123,16 +126,16 @@ struct ModelBenchArgs {
 
 #[derive(Args)]
 struct KernelBenchArgs {
-    /// Width of the model whose shapes are measured: a multiple of 64.
+    /// Width of the model whose shapes are measured, a multiple of 64.
     #[arg(long, default_value_t = 2048, value_name = "N")]
     dim: u32,
     /// Tokens of the prefill pass.
     #[arg(long, short = 'p', default_value_t = 128, value_name = "N")]
     n_prompt: u32,
-    /// Tokens in the cache before a pass.
+    /// Tokens in the KV cache before a pass.
     #[arg(long, short = 'd', default_value_t = 1024, value_name = "N")]
     depth: u32,
-    /// Lengths of text for the comparison of cache and no cache.
+    /// Text lengths for comparing decoding with and without a KV cache.
     #[arg(long, value_delimiter = ',', default_value = "10,50,100", value_name = "N,..")]
     texts: Vec<usize>,
     #[command(flatten)]
@@ -146,7 +149,7 @@ struct FormatArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Print comma-separated values with a header.
+    /// Print CSV with a header.
     #[arg(long, conflicts_with = "json")]
     csv: bool,
 }
@@ -213,9 +216,10 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     let tokens_per_submit = args.tokens_per_submit;
     GenerateOptions { tokens_per_submit, ..GenerateOptions::default() }.check()?;
     let Some(positions) = cases.iter().map(Case::positions).max() else {
-        return Err(option("n_prompt, n_gen", "a number of tokens in one of them", 0).into());
+        return Err(option("n_prompt, n_gen", "a number above 0 in one of them", 0).into());
     };
-    let context = u32::try_from(positions).map_err(|_| option("depth", "a context that fits a model", positions))?;
+    let context =
+        u32::try_from(positions).map_err(|_| option("depth", "a context that a model can have", positions))?;
 
     if let Some(path) = &args.report {
         report::check(path)?;
@@ -424,7 +428,7 @@ fn print_rows(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
             show_bytes(row.bytes_per_token as u64),
         )?;
     }
-    writeln!(out, "\nCounts and bytes are per token; least bytes are what the weights and the cache make necessary.")
+    writeln!(out, "\nCounts and bytes are per token; `least bytes` is the minimum for weights and KV cache.")
 }
 
 fn print_kernels(out: &mut impl Write, rows: &[KernelRow], probes: &Probes) -> io::Result<()> {
@@ -449,7 +453,7 @@ fn print_kernels(out: &mut impl Write, rows: &[KernelRow], probes: &Probes) -> i
             100.0 * row.share,
         )?;
     }
-    writeln!(out, "\nOperands differ from run to run as far as 128 MiB go; above 100% they still fit a cache.")
+    writeln!(out, "\nRuns cycle through up to 128 MiB of operands; above 100% they fit in a hardware cache.")
 }
 
 fn print_cache(out: &mut impl Write, model: &Model, rows: &[CacheRow]) -> io::Result<()> {

@@ -19,37 +19,40 @@ use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs};
 use super::{Failure, MARK, read_list, read_text, save_pipeline_caches, tell_findings};
 
-/// Talk to a model.
+/// Chat with a model, in the terminal or through a pipe.
 ///
-/// Each line is a message; one that ends in a backslash goes on in the next line, and lines between two of `"""` are one
-/// message. `/help` lists the commands. From a pipe, lines are taken in the same way, and only the answers are printed.
+/// Each line is a message. A backslash at the end continues it on the next line, and lines between two lines of `"""`
+/// are one message. `/help` lists the commands. From a pipe, lines are read the same way, and only the answers are
+/// printed.
 #[derive(Args)]
 pub struct ChatArgs {
-    /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION]; the built-in model if absent.
+    /// Model: GGUF file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     model: Option<PathBuf>,
     #[command(flatten)]
     device: ModelArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// What the model is told about its part, before all else.
+    /// System message.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Template that is built in, instead of the file's own.
+    /// Built-in chat template to use instead of the model's own.
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
     #[command(flatten)]
     told: TemplateArgs,
-    /// How the model writes tool calls; found by its template and its vocabulary if absent.
+    /// Tool call format [default: detected from the chat template or the vocabulary].
     #[arg(long, value_parser = Format::ALL.map(Format::name), value_name = "NAME")]
     tool_format: Option<String>,
     #[cfg(feature = "grammar")]
     #[command(flatten)]
     calls: super::constrain::CallArgs,
-    /// File that keeps the conversation and what was computed of it: it goes on with what is there, and is written at `/quit`
-    /// or the end of the input, not at Ctrl-C or after an error. `/save` and `/load` do the same at any time.
+    /// Session file: resume its conversation and KV cache if it exists, and write it at the end.
+    ///
+    /// Written at `/quit` or the end of the input, not at Ctrl-C or after an error. `/save` and `/load` do the same at
+    /// any time.
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
-    /// Text with which each answer begins.
+    /// Text that each answer starts with.
     #[arg(long, value_name = "TEXT")]
     prefill: Option<String>,
 }
@@ -57,16 +60,16 @@ pub struct ChatArgs {
 /// What the template is told besides the messages.
 #[derive(Args)]
 struct TemplateArgs {
-    /// JSON file with a list of what the model may call: {"type": "function", "function": {...}}.
+    /// JSON file with a list of tools the model may call: {"type": "function", "function": {...}}.
     #[arg(long, value_name = "FILE")]
     tools: Option<PathBuf>,
-    /// JSON file with a list of texts to answer from, such as {"title": "...", "text": "..."}.
+    /// JSON file with a list of documents to answer from, such as {"title": "...", "text": "..."}.
     #[arg(long, value_name = "FILE")]
     documents: Option<PathBuf>,
-    /// Variable of the template, such as enable_thinking=false or reasoning_effort=high; can be given several times.
+    /// Chat template variable, such as enable_thinking=false or reasoning_effort=high; repeatable.
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_variable)]
     template_var: Vec<(String, Json)>,
-    /// Which of several templates of the file; tool_use with --tools, or else default, if absent.
+    /// Chat template to use if the model has several [default: tool_use with --tools, else default].
     #[arg(long, value_name = "NAME", conflicts_with = "template")]
     template_name: Option<String>,
 }
@@ -98,18 +101,18 @@ fn parse_variable(given: &str) -> Result<(String, Json), String> {
 }
 
 const HELP: &str = "\
-/clear         forget the conversation, but for the system message
-/system TEXT   tell the model its part; without TEXT, nothing
-/regen         answer the last message anew
-/history       the conversation so far
-/tools         the tools of --tools
-/result TEXT   what the tool gave that the model called; with several calls, one after the other
-/save FILE     write the conversation and what was computed of it; as JSON alone if FILE ends in .json
-/load FILE     go on with what /save wrote
-/quit          end
-//TEXT         a message that begins with a slash
-Ctrl-C stops an answer, and ends where there is none. A backslash at the end of a line continues it; lines between
-two lines of \"\"\" are one message.";
+/clear         forget the conversation, except the system message
+/system TEXT   set the system message; without TEXT, remove it
+/regen         answer the last message again
+/history       print the conversation
+/tools         list the tools from --tools
+/result TEXT   give the result of a tool call; with several calls, one after the other
+/save FILE     save the conversation and its KV cache; only the conversation, as JSON, if FILE ends in .json
+/load FILE     load what /save wrote
+/quit          quit
+//TEXT         send a message that starts with a slash
+Ctrl-C stops the answer, or quits if there is none. A backslash at the end of a line continues the message; lines
+between two lines of \"\"\" are one message.";
 
 pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     let options = args.sampling.options()?;
@@ -165,13 +168,13 @@ fn chat_model(model: &Model, args: &ChatArgs) -> Result<ChatModel, Error> {
         None => ChatTemplate::for_model(model.chat_source(), model.tokenizer()?),
     };
     for error in found.iter().flat_map(ChatTemplate::unreadable) {
-        eprintln!("warning: {}: {error}; --template chooses one that is built in", model.name());
+        eprintln!("warning: {}: {error}; --template selects a built-in template", model.name());
     }
     let template = found.ok_or_else(|| Error::Template {
         field: "chat template".into(),
         expected: format!(
-            "one in the model's file: this is a model that continues texts (`tilewright run`); to talk to it all the \
-             same, choose a template with --template: {}",
+            "one in the model's file; models without one are made for `tilewright run`. To chat anyway, choose a \
+             built-in template with --template: {}",
             ChatTemplate::KNOWN.join(", ")
         ),
         found: "missing".into(),
@@ -280,7 +283,7 @@ impl Chat<'_> {
                 let is_answer = |message: &Message| message.role == "assistant";
                 let answer = self.messages.pop_if(|message| is_answer(message));
                 if self.messages.is_empty() {
-                    eprintln!("there is no message to answer");
+                    eprintln!("no message to answer");
                     return Ok(true);
                 }
                 // With the same seed it would be the same answer.
@@ -293,7 +296,7 @@ impl Chat<'_> {
             }
             _ if line.trim().is_empty() => {}
             _ if command.starts_with('/') && !command.starts_with("//") => {
-                eprintln!("there is no command {command}; /help lists them, and // begins a message with a slash");
+                eprintln!("no command {command}; /help lists all commands, and // starts a message with a slash");
             }
             _ => {
                 let text = if line.starts_with("//") { line.get(1..).unwrap_or_default() } else { line };
@@ -323,7 +326,7 @@ impl Chat<'_> {
             }
         }
         if self.conversation().is_empty() {
-            eprintln!("nothing has been said");
+            eprintln!("the conversation is empty");
         }
     }
 
@@ -334,7 +337,7 @@ impl Chat<'_> {
             eprintln!("{:<14} {}", text("name"), text("description").lines().next().unwrap_or_default());
         }
         if tools.is_empty() {
-            eprintln!("there are none; --tools FILE gives some");
+            eprintln!("no tools; --tools FILE sets them");
         }
     }
 
@@ -345,7 +348,7 @@ impl Chat<'_> {
         let asking = before.checked_sub(1).and_then(|at| self.messages.get(at));
         let calls = asking.and_then(|message| message.fields.get("tool_calls")).and_then(Json::as_array);
         let Some(call) = calls.and_then(|calls| calls.get(n_given)) else {
-            eprintln!("there is no call to answer");
+            eprintln!("no call to answer");
             return Ok(());
         };
         let is_last = calls.is_some_and(|calls| n_given + 1 == calls.len());
@@ -409,14 +412,14 @@ impl Chat<'_> {
         self.messages.push(answer.into_message(self.messages.len()));
         if io::stderr().is_terminal() {
             let note = match reason {
-                Some(StopReason::MaxTokens) => "; as long as --max-tokens allows",
-                Some(StopReason::ContextFull) => "; the context is full, /clear makes room",
+                Some(StopReason::MaxTokens) => "; stopped at --max-tokens",
+                Some(StopReason::ContextFull) => "; the context is full, /clear empties it",
                 _ => "",
             };
             let is_asked_for = options.prompt_lookup > 0 || options.mtp_tokens > 0 || self.draft.is_some();
             let guessed = guess::told(is_asked_for, speculation).map_or(String::new(), |told| format!("; {told}"));
             eprintln!(
-                "[{} new tokens read, {} written at {:.1}/s{guessed}{note}]",
+                "[prefill {} tokens, decode {} tokens, {:.1} tokens/s{guessed}{note}]",
                 prefill.tokens,
                 decode.tokens + 1,
                 decode.rate()

@@ -11,12 +11,14 @@ use super::run::with_loading_bar;
 
 #[derive(Args)]
 pub struct GuessArgs {
-    /// Guess up to N tokens, 1 to 7, from what followed the last ones before, and compute them at a time: the same text,
-    /// faster where it repeats its prompt. Needs --temperature 0.
+    /// Speculative decoding by prompt lookup: draft up to N (1-7) tokens per step; output is unchanged.
+    ///
+    /// Faster where the text repeats its prompt. Requires --temperature 0.
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     pub prompt_lookup: u32,
-    /// Guess up to N tokens, 1 to 7, by the head that the model itself has for further tokens (Qwen3.5): the same text, faster
-    /// where the guesses are good. Loads the head, which takes about as much memory as a layer. Needs --temperature 0.
+    /// Speculative decoding by the model's MTP head: draft up to N (1-7) tokens per step; output is unchanged.
+    ///
+    /// For Qwen3.5, whose head takes about as much memory as a layer. Requires --temperature 0.
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     pub mtp: u32,
     #[command(flatten)]
@@ -26,11 +28,12 @@ pub struct GuessArgs {
 /// A smaller model that guesses.
 #[derive(Args)]
 pub struct DraftArgs {
-    /// Smaller model with the same vocabulary that guesses tokens, which the model verifies some at a time: the same text,
-    /// faster where the guesses are cheap and good. A file, folder or address. For temperature 0, without a penalty or a constraint.
+    /// Speculative decoding with a smaller draft model of the same vocabulary; output is unchanged.
+    ///
+    /// A file, folder or address. Applies at temperature 0, without penalties or constraints.
     #[arg(long = "draft", id = "draft", value_name = "MODEL")]
     pub path: Option<PathBuf>,
-    /// Tokens that --draft guesses at a time, 1 to 7.
+    /// Draft tokens per step with --draft, 1 to 7.
     #[arg(long = "draft-tokens", default_value_t = 4, value_name = "N", requires = "draft")]
     pub n: u32,
 }
@@ -96,7 +99,7 @@ impl Draft {
 pub fn told(is_asked_for: bool, speculation: Speculation) -> Option<String> {
     let Speculation { drafted, accepted, passes } = speculation;
     is_asked_for.then(|| match passes {
-        0 => "no tokens were guessed".into(),
-        _ => format!("{accepted} of {drafted} guessed tokens were right, in {passes} passes"),
+        0 => "no draft tokens".into(),
+        _ => format!("{accepted} of {drafted} draft tokens accepted, in {passes} passes"),
     })
 }

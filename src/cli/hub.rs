@@ -13,28 +13,29 @@ use tilewright::hub::{Address, Damaged, Event, Hub, Verified};
 
 use super::{Failure, print_json, show_bytes};
 
-/// Download a model, or what has changed of it, and print where it is.
+/// Download or update a model and print its path.
 ///
-/// An address is hf:OWNER/REPO, with :QUANTISATION for one of its GGUF files (the best usual one if absent), /PATH for a
-/// file or folder in it, and @REVISION for a branch, tag or commit. Where there is no GGUF file, it is the folder with
-/// config.json and safetensors. A download that broke off goes on where it was.
+/// An address is hf:OWNER/REPO, with :QUANTISATION for one of its GGUF files (default: the best common one), /PATH for
+/// a file or folder in it, and @REVISION for a branch, tag or commit. A repository without GGUF files is downloaded as
+/// a folder with config.json and safetensors. Interrupted downloads are resumed.
 ///
-/// Environment: HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, as for other programs that share the cache.
+/// HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT and HF_HUB_OFFLINE work as in other programs that share the cache.
 #[derive(Args)]
 pub struct PullArgs {
-    /// Address of the model, such as hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M.
+    /// Model address, such as hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M.
     #[arg(value_name = "ADDRESS", required_unless_present = "verify")]
     address: Option<Address>,
-    /// Read again all files that are in the cache, or those of ADDRESS's repository, and compare their digests: what is
-    /// damaged is named, removed and downloaded again.
+    /// Check cached files against their digests and download damaged ones again.
+    ///
+    /// With ADDRESS, checks only the files of its repository.
     #[arg(long)]
     verify: bool,
 }
 
-/// Show the models that were downloaded, by this program or by others that share the cache.
+/// List downloaded models, including those of other programs that share the cache.
 #[derive(Args)]
 pub struct ListArgs {
-    /// Show models that are known to run, and where they are, instead. Nothing is asked of the network.
+    /// List models that are known to run, with their addresses, instead; needs no network.
     #[arg(long)]
     available: bool,
     /// Print JSON.
@@ -42,12 +43,12 @@ pub struct ListArgs {
     json: bool,
 }
 
-/// Remove a model that was downloaded. Nothing is asked.
+/// Delete a downloaded model, without confirmation.
 ///
-/// Files that other models of the repository need stay. Without @REVISION it is removed in all of them.
+/// Keeps files that other models of the repository need. Without @REVISION, deletes the model in all revisions.
 #[derive(Args)]
 pub struct RmArgs {
-    /// Address of the model, as `tilewright list` shows it.
+    /// Model address, as printed by `tilewright list`.
     #[arg(value_name = "ADDRESS")]
     address: Address,
 }
@@ -106,7 +107,7 @@ fn verify(address: Option<&Address>) -> Result<(), Failure> {
     bar.finish_and_clear();
     let Verified { n_files, size_bytes, damaged, unknown } = verified?;
     for path in &unknown {
-        eprintln!("notice: nothing says what {} should be; it is not compared", path.display());
+        eprintln!("notice: no digest is known for {}; it is not verified", path.display());
     }
     let mut failed = None;
     for Damaged { repo, path, digests: [expected, found], files, restored } in damaged {
@@ -118,7 +119,7 @@ fn verify(address: Option<&Address>) -> Result<(), Failure> {
             Err(error) => failed = Some(error),
         }
     }
-    eprintln!("notice: {n_files} files of {} compared", show_bytes(size_bytes));
+    eprintln!("notice: {n_files} files verified, {}", show_bytes(size_bytes));
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
@@ -141,7 +142,7 @@ pub fn list(args: &ListArgs) -> Result<(), Failure> {
     }
     if models.is_empty() {
         eprintln!(
-            "no models in {}; `tilewright list --available` shows some that are known to run",
+            "no models in {}; `tilewright list --available` lists models that are known to run",
             hub.cache().display()
         );
     }
@@ -164,7 +165,7 @@ fn list_available(as_json: bool) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     for model in &models {
         let per_1024 = model.cache_bytes_per_token.map(|bytes| show_bytes(1024 * bytes));
-        let context = per_1024.map_or(String::new(), |size| format!(", {size} for each 1024 tokens"));
+        let context = per_1024.map_or(String::new(), |size| format!(", {size} per 1024 tokens"));
         let size = show_bytes(model.size_bytes);
         writeln!(out, "{:<width$}  {:<5}  about {size:>9}{context}; {}", model.address, model.r#use, model.licence)?;
     }

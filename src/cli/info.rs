@@ -56,13 +56,13 @@ fn show_tuning(out: &mut impl Write, device: &Device) -> io::Result<()> {
     let banned = device.banned();
     let (n_passed, n_banned, n_tuned) = (device.n_passed(), banned.len(), tuning.choices().count());
     write!(out, "tuning    {n_passed} shader pipelines passed the self-test, {n_banned} variants banned")?;
-    writeln!(out, "; {n_tuned} choices by `tilewright tune`")?;
+    writeln!(out, "; {n_tuned} choices from `tilewright tune`")?;
     for (variant, found) in banned {
         writeln!(out, "  banned  {variant}: {found}")?;
     }
     match device.tuning_file() {
-        Some(path) => writeln!(out, "  kept    {}", path.display()),
-        None => writeln!(out, "  kept    nowhere: TILEWRIGHT_CACHE_DIR is empty"),
+        Some(path) => writeln!(out, "  file    {}", path.display()),
+        None => writeln!(out, "  file    none: TILEWRIGHT_CACHE_DIR is empty"),
     }
 }
 

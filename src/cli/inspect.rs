@@ -16,11 +16,13 @@ use super::{DeviceArgs, Failure, print_json, show_bytes};
 
 #[derive(Args)]
 pub struct InspectArgs {
-    /// GGUF or safetensors file, model folder, or address hf:OWNER/REPO[:QUANTISATION]; the built-in model if absent.
+    /// GGUF or safetensors file, Hugging Face folder, or hf:OWNER/REPO[:QUANTISATION] [default: the built-in model].
     pub file: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Context length of the memory plan; a text encoder's is for a full batch.
+    /// Context length of the memory plan [default: the model's, at most 4096].
+    ///
+    /// The plan of a text encoder is for a full batch instead.
     #[arg(long, value_name = "N")]
     ctx: Option<u32>,
     #[command(flatten)]

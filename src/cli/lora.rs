@@ -9,7 +9,7 @@ use tilewright::{Adapter, Error, Model};
 /// The adapter.
 #[derive(Args)]
 pub struct LoraArgs {
-    /// LoRA adapter: a GGUF file or a folder of PEFT's, and a factor of what it adds, 1 if absent.
+    /// LoRA adapter: GGUF file or PEFT folder, scaled by SCALE [default: 1].
     #[arg(long, value_name = "FILE[:SCALE]")]
     lora: Option<Lora>,
 }

@@ -11,13 +11,14 @@ use tilewright::Error;
 
 use super::{Cli, Failure};
 
-/// Print a script that completes this command line in a shell.
+/// Print a shell completion script.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   tilewright completions bash > ~/.local/share/bash-completion/completions/tilewright
   tilewright completions fish > ~/.config/fish/completions/tilewright.fish")]
 pub struct CompletionsArgs {
+    /// Shell to generate the script for.
     shell: Shell,
 }
 
@@ -28,7 +29,7 @@ Examples:
   tilewright man | man -l -
   tilewright man --dir ~/.local/share/man/man1")]
 pub struct ManArgs {
-    /// Write the pages of all subcommands as well, each into a file of this folder.
+    /// Write the manual pages of all commands to this folder instead.
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
 }

@@ -26,8 +26,10 @@ const OF_ONE: &[&str] = &[
 
 #[derive(Args)]
 pub struct ParallelArgs {
-    /// Continue each line of --prompt-file, N at once (1 to 64), and print the texts in the order of the lines, with --json as
-    /// lines of JSON. Each is what it would be alone; the first is drawn with the seed, the next with the seed + 1 and so on.
+    /// Continue each line of --prompt-file, N (1-64) at a time, and print the texts in order.
+    ///
+    /// With --json, prints JSON lines. Each text is the same as in a run of its own; the first one uses the seed, the
+    /// next one seed + 1, and so on.
     #[arg(
         long,
         value_name = "N",
@@ -75,7 +77,7 @@ pub fn run(
     })?;
     let seconds = start.elapsed().as_secs_f64();
     eprintln!(
-        "\n{} texts; {} tokens of prompts computed, {} known; {} tokens generated, {:.1} tokens/s",
+        "\n{} texts; {} prompt tokens computed, {} cached; {} tokens generated, {:.1} tokens/s",
         stats.n_finished,
         stats.prompt_tokens,
         stats.cached_tokens,

@@ -17,45 +17,47 @@ use super::embed::rows::Records;
 use super::lost::TestLosses;
 use super::run::with_loading_bar;
 
-/// Rank the texts of a file or a stream by how well they answer a query, by a cross-encoder.
+/// Rank texts by how well they answer a query, with a cross-encoder.
 ///
-/// Each line is a score and a text, the best first; with `--json` the record with its number and its score. Records
-/// whose text is null are left out.
+/// Prints a score and a text per line, best first; with `--json`, the record with its number and score. Records with a
+/// null text are left out.
 #[derive(Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct RerankArgs {
-    /// Hugging Face folder or GGUF file of a cross-encoder, or its address hf:OWNER/REPO.
+    /// Cross-encoder: Hugging Face folder, GGUF file, or address hf:OWNER/REPO.
     model: PathBuf,
     /// File with the texts; `-` is stdin.
     #[arg(default_value = "-")]
     input: PathBuf,
-    /// What is asked.
+    /// Query to rank the texts by.
     #[arg(long, value_name = "TEXT")]
     query: String,
-    /// What the input is. Arrow, CSV and Parquet need a build with `--features tables`.
+    /// Input format; Arrow, CSV and Parquet need a build with `--features tables`.
     #[arg(long, value_enum, default_value = "auto", value_name = "FORMAT")]
     io: InputFormat,
     /// Column or field with the texts.
     #[arg(long, default_value = "text", value_name = "NAME")]
     column: String,
-    /// The best so many alone.
+    /// Print only the N best [default: all].
     #[arg(long, value_name = "N")]
     top_k: Option<std::num::NonZeroUsize>,
-    /// Logits instead of what the model's files make of them.
+    /// Print raw logits instead of sigmoid scores [default: as the model specifies].
     #[arg(long)]
     logits: bool,
-    /// Tokens to which query and text together are cut; what the model says if absent.
+    /// Truncate query and text together to N tokens [default: as the model specifies].
     #[arg(long, value_name = "N")]
     max_tokens: Option<u32>,
-    /// What becomes of a record without a proper text: `skip` tells it on stderr and leaves it out.
+    /// What to do with a record without a valid text.
+    ///
+    /// A skipped record is reported on stderr and left out.
     #[arg(long, value_enum, default_value = "fail", value_name = "WHAT")]
     on_error: OnError,
-    /// A JSON object a line: the record with its number as `record` and `score`, which replace fields of that name.
+    /// Print JSON lines: each record, with its number as `record` and its `score`.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Write JSON lines to stderr.
+    /// Log to stderr as JSON lines.
     #[arg(long)]
     json_logs: bool,
 }

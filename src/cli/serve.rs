@@ -25,79 +25,84 @@ const BUILTIN: &str = "stories";
 
 const EXAMPLES: &str = "\
 Examples:
-  tilewright serve model.gguf                          http://127.0.0.1:8080/v1, model `model`
+  tilewright serve model.gguf                          model `model` at http://127.0.0.1:8080/v1
   tilewright serve chat=qwen.gguf embed=hf:sentence-transformers/all-MiniLM-L6-v2
   tilewright serve --template chatml                   the built-in model, as `stories`
   tilewright serve model.gguf --host 0.0.0.0 --api-key-file key --tls-cert cert.pem --tls-key key.pem
   tilewright serve a.gguf b.gguf c.gguf --max-loaded 1 --idle-timeout 300
-  tilewright serve model.gguf --device all             every GPU computes a part of the texts
+  tilewright serve model.gguf --device all             spread requests over all GPUs
 
   curl http://127.0.0.1:8080/v1/chat/completions -H 'content-type: application/json' \\
     -d '{\"model\": \"model\", \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
 
-Exit codes: 0 ended by a signal, 1 an error at work, 2 an error in the command line.";
+Exit codes: 0 clean shutdown, 1 runtime error, 2 invalid command line.";
 
-/// Answer requests over HTTP: OpenAI's interface under /v1, Ollama's under /api.
+/// Serve models over HTTP: OpenAI's API under /v1, Ollama's under /api.
 ///
-/// Models that continue texts answer chats and completions; encoders make vectors, cross-encoders rank. Only this machine
-/// reaches the server unless --host says otherwise, which needs a key. Web pages reach it only from origins that --cors names.
-/// Requests are never logged with what they say. SIGINT and SIGTERM let answers in progress come to their ends.
+/// Language models answer chat and completion requests, encoders make embeddings, cross-encoders rerank. Listens on
+/// localhost by default; --host with another address requires an API key. Web pages can call the server only from
+/// origins listed with --cors. Request contents are never logged. SIGINT and SIGTERM drain running requests.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ServeArgs {
-    /// Models: GGUF files, folders with config.json and safetensors, or addresses hf:OWNER/REPO[:QUANTISATION], each with the name
-    /// that requests say in front if it is not to be the file's; the built-in model if absent.
+    /// Models to serve, optionally as NAME=MODEL (default name: the file's) [default: the built-in model].
+    ///
+    /// Each is a GGUF file, a Hugging Face folder, or an address hf:OWNER/REPO[:QUANTISATION].
     #[arg(value_name = "[NAME=]MODEL")]
     models: Vec<String>,
-    /// Address to listen at.
+    /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1", env = "TILEWRIGHT_HOST", value_name = "ADDRESS")]
     host: IpAddr,
-    /// Port to listen at; 0 is any that is free.
+    /// Port to listen on; 0 picks a free one.
     #[arg(long, default_value_t = 8080, env = "TILEWRIGHT_PORT", value_name = "PORT")]
     port: u16,
-    /// Key that requests must have, as `Authorization: Bearer KEY`; can be given several times. Other users of this machine can
-    /// see arguments: the environment is the better place.
+    /// API key that requests must send as `Authorization: Bearer KEY`; repeatable.
+    ///
+    /// Other users of this machine can see command lines: prefer the environment variable or --api-key-file.
     #[arg(long, env = "TILEWRIGHT_API_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Vec<String>,
-    /// File with keys, one on each line; can be given several times.
+    /// File with API keys, one per line; repeatable.
     #[arg(long, value_name = "FILE")]
     api_key_file: Vec<PathBuf>,
-    /// Further name of this server, as requests have it in `Host`; can be given several times.
+    /// Additional server name to accept in the `Host` header; repeatable.
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
-    /// Origin whose web pages may use the server, such as https://example.org; can be given several times.
+    /// Origin whose web pages may call the server, such as https://example.org; repeatable.
     #[arg(long, value_name = "ORIGIN")]
     cors: Vec<String>,
-    /// File with the certificate of TLS and those above it, in PEM.
+    /// TLS certificate chain, in PEM.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// File with the certificate's key, in PEM.
+    /// Private key of the TLS certificate, in PEM.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Folder of static files, such as the demo page, to serve to anyone who may connect.
+    /// Folder of static files to serve without authentication, such as the demo page.
     #[arg(long, value_name = "DIR")]
     page: Option<PathBuf>,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
     limits: LimitArgs,
-    /// Serve a LoRA adapter as model MODEL:NAME, scaled by SCALE [default: 1]; repeat for more. MODEL is optional if the server has
-    /// one model.
+    /// Serve a LoRA adapter as model MODEL:NAME, scaled by SCALE [default: 1]; repeatable.
+    ///
+    /// MODEL can be left out if the server has one model.
     #[arg(long, value_name = "[MODEL:]NAME=FILE[:SCALE]")]
     lora_adapter: Vec<ServedAdapter>,
     #[command(flatten)]
     draft: DraftArgs,
-    /// Template that is built in, for models whose files have none.
+    /// Built-in chat template for models whose files have none.
     #[arg(long, value_parser = ChatTemplate::KNOWN, value_name = "NAME")]
     template: Option<String>,
-    /// End when standard input does: with the program that started this one, however that ends.
+    /// Shut down when stdin closes, as it does when the parent process ends.
     #[arg(long)]
     end_with_stdin: bool,
-    /// Write a line of JSON to stderr for each request: time, method, endpoint, status, milliseconds.
+    /// Log each request to stderr as a JSON line: time, method, endpoint, status, milliseconds.
     #[arg(long)]
     log_requests: bool,
-    /// Send a trace of each request to this OpenTelemetry collector, by OTLP over HTTP, such as http://localhost:4318. It has times
-    /// and numbers of tokens, and no text. OTEL_SERVICE_NAME names the service, OTEL_TRACES_SAMPLER says which requests.
+    /// OpenTelemetry collector for request traces, by OTLP over HTTP, such as http://localhost:4318.
+    ///
+    /// Traces hold times and token counts, no text. OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER set the service name and
+    /// the sampling.
     #[cfg(feature = "telemetry")]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     otlp_endpoint: Option<String>,
@@ -132,42 +137,47 @@ impl FromStr for ServedAdapter {
 /// How models are kept, and how many texts they compute.
 #[derive(Args)]
 struct EngineArgs {
-    /// Texts that a model computes together.
+    /// Maximum batch size: sequences that a model computes at a time.
     #[arg(long, value_name = "N", default_value_t = EngineOptions::default().max_sequences)]
     parallel: u32,
-    /// Requests that wait for a model beside those; further ones are refused with status 429. Twice --parallel if absent.
+    /// Maximum requests waiting per model; more are refused with status 429 [default: twice --parallel].
     #[arg(long, value_name = "N")]
     queue: Option<usize>,
-    /// Tokens of all texts together that a model's cache holds; the server does not start if there is no memory for them. If absent,
-    /// the context length for each of --parallel, or half of that as often as a GPU has no memory for it.
+    /// KV cache size per model, in tokens [default: whatever fits].
+    ///
+    /// The default is the context length times --parallel, halved until it fits on the GPU. If a given size does not
+    /// fit, the server does not start.
     #[arg(long, value_name = "N")]
     cache_tokens: Option<u32>,
-    /// Give up a GPU whose step takes longer than so many seconds, and go on as after a lost device. The first steps compile
-    /// shaders, which takes seconds as well. No limit if absent.
+    /// Seconds after which a GPU that hangs in a step counts as lost [default: no limit].
+    ///
+    /// Allow for the first steps, which compile shaders and can take seconds.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     step_limit: Option<u64>,
-    /// Compute each prompt anew, also where it begins as an earlier one of the same key did. Answers are the same.
+    /// Disable prefix caching.
     #[arg(long)]
     no_prefix_cache: bool,
-    /// MiB of the host's memory for what prompts began with and the cache has no room for any more, of each model: it comes back
-    /// when a prompt begins with it again.
+    /// Host memory per model for evicted prefix-cache pages, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 0, conflicts_with = "no_prefix_cache")]
     host_cache: u64,
-    /// Guess up to N tokens, 1 to 7, of requests with temperature 0 and without a penalty or a constraint, from what followed the last
-    /// ones before: the same texts, sooner where they repeat their prompts. Requests can ask for it by `prompt_lookup`.
+    /// Speculative decoding by prompt lookup: draft up to N (1-7) tokens per step; output is unchanged.
+    ///
+    /// Applies to requests at temperature 0, without penalties or constraints. Requests can also ask for it with
+    /// `prompt_lookup`.
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     prompt_lookup: u32,
-    /// The same, guessed by the head that the model itself has for further tokens (Qwen3.5). Loads the head, which takes about as much
-    /// memory as a layer.
+    /// Speculative decoding by the model's MTP head: draft up to N (1-7) tokens per step; output is unchanged.
+    ///
+    /// Applies to the same requests as --prompt-lookup. For Qwen3.5, whose head takes about as much memory as a layer.
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     mtp: u32,
-    /// Models that are loaded at a time; the one that was used longest ago makes room. All if absent.
+    /// Maximum number of loaded models; the least recently used is unloaded first [default: all].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_loaded: Option<u16>,
-    /// Unload a model that nobody has used for so many seconds.
+    /// Unload a model after this many seconds without requests [default: never].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     idle_timeout: Option<u64>,
-    /// Load models when they are asked for, and not before.
+    /// Load each model at its first request instead of at startup.
     #[arg(long)]
     lazy: bool,
 }
@@ -175,23 +185,24 @@ struct EngineArgs {
 /// What clients may ask for.
 #[derive(Args)]
 struct LimitArgs {
-    /// Tokens of an answer at most; as many as the context holds if absent.
+    /// Maximum number of tokens per answer [default: up to the context length].
     #[arg(long, short = 'n', value_name = "N")]
     max_tokens: Option<usize>,
-    /// Seconds after which an answer is cut off.
+    /// Time limit per answer, in seconds; it is cut off there.
     #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     answer_time: u64,
-    /// Bytes of a request's body, such as 8M.
+    /// Maximum size of a request body, such as 8M.
     #[arg(long, default_value = "8M", value_parser = parse_some_bytes, value_name = "BYTES")]
     max_body: u64,
-    /// Bytes of the bodies of all requests at a time, without the first 64 KiB of each; what is beyond is refused with status 429.
-    /// Eight times --max-body if absent.
+    /// Maximum size of all request bodies together; more get status 429 [default: 8 times --max-body].
+    ///
+    /// The first 64 KiB of each body do not count.
     #[arg(long, value_parser = parse_some_bytes, value_name = "BYTES")]
     max_bodies: Option<u64>,
-    /// Connections at a time. For a further one, the one ends that has waited longest for its client.
+    /// Maximum open connections; the longest-idle one is closed to admit a new one.
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_connections: u16,
-    /// Seconds that answers in progress have once the server is told to end.
+    /// Shutdown grace period, in seconds.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     drain: u64,
 }
@@ -302,7 +313,7 @@ impl Loader {
             }
         }
         let engine = Engine::spawn_with(models, &self.engine)?;
-        self.tell(format!("the cache of `{name}` has room for {} tokens", engine.stats().cache_tokens));
+        self.tell(format!("KV cache of `{name}`: {} tokens", engine.stats().cache_tokens));
         Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, self.template.as_deref())?)))
     }
 
@@ -439,7 +450,7 @@ fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
         let before = keys.len();
         keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
         if keys.len() == before {
-            let (expected, found) = ("a file with a key".into(), format!("{} without any", path.display()));
+            let (expected, found) = ("a file with a key".into(), format!("{} without a key", path.display()));
             return Err(Error::Option { option: "api_key_file", expected, found });
         }
     }
@@ -488,8 +499,8 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     let is_there = |name: &str| specs.iter().any(|spec| spec.name() == name);
     for ServedAdapter { model, name, .. } in adapters {
         let (expected, found) = match model {
-            None if specs.len() > 1 => ("MODEL:NAME=FILE, as there are several models", name),
-            Some(model) if !is_there(&model) => ("one of the models in front of the adapter's name", model),
+            None if specs.len() > 1 => ("MODEL:NAME=FILE, since there are several models", name),
+            Some(model) if !is_there(&model) => ("MODEL:NAME=FILE with a model that is served", model),
             _ => continue,
         };
         return Err(
@@ -541,7 +552,7 @@ async fn ending(with_stdin: bool) {
         () = signalled() => {}
         () = input_ended(), if with_stdin => {}
     }
-    eprintln!("ending: answers in progress come to their ends; another signal ends them at once");
+    eprintln!("shutting down: waiting for running requests; a second signal stops them");
     tokio::spawn(async {
         signalled().await;
         // What a shell reports for a program that Ctrl-C ended.

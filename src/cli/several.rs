@@ -29,11 +29,10 @@ const OF_DRAWS: [&str; 14] = [
 
 #[derive(Args)]
 pub struct SeveralArgs {
-    /// Find the N likeliest texts by beam search, in place of drawing one; the best comes first, after the mean logarithm of
-    /// its tokens' probabilities.
+    /// Print the N best texts of a beam search, best first, each after its mean log-probability per token.
     #[arg(long, value_name = "N", conflicts_with_all = OF_DRAWS)]
     beams: Option<usize>,
-    /// Draw N texts of the prompt, which is computed once: with the seed, the seed + 1 and so on.
+    /// Generate N texts from the prompt, with the seed, seed + 1 and so on; prefill runs once.
     #[arg(
         long,
         value_name = "N",
@@ -102,7 +101,7 @@ fn shown(ids: &[u32]) -> String {
 fn refuse_constraint(options: &GenerateOptions) -> Result<(), Error> {
     #[cfg(feature = "grammar")]
     if options.constraint.is_some() {
-        let (expected, found) = ("a text without a constraint".into(), "one that must match something".into());
+        let (expected, found) = ("no constraint with it".into(), "a constraint".into());
         return Err(Error::Option { option: "beams", expected, found });
     }
     let _ = options;

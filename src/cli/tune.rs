@@ -12,8 +12,7 @@ use super::{DeviceArgs, Failure, print_json};
 
 #[derive(Args)]
 pub struct TuneArgs {
-    /// GGUF file, folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION], whose shapes are
-    /// measured; the built-in model if absent.
+    /// Model whose shapes are measured, as for `run` [default: the built-in model].
     #[arg(long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
     #[command(flatten)]
@@ -73,8 +72,8 @@ pub fn tune(args: &TuneArgs) -> Result<(), Failure> {
         "\nRows, blocks and tokens are rounded up to powers of two: one choice serves all shapes in between."
     )?;
     match device.tuning_file() {
-        Some(path) => writeln!(out, "kept in {}", path.display())?,
-        None => writeln!(out, "not kept: TILEWRIGHT_CACHE_DIR is empty")?,
+        Some(path) => writeln!(out, "saved to {}", path.display())?,
+        None => writeln!(out, "not saved: TILEWRIGHT_CACHE_DIR is empty")?,
     }
     Ok(out.flush()?)
 }

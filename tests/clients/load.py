@@ -124,7 +124,7 @@ class Server:
             self.process.kill()
             raise
         # What it says is where it listens, and that it ends.
-        unexpected = [line for line in self.said().splitlines() if not line.startswith(("serving ", "ending: ", "notice: "))]
+        unexpected = [line for line in self.said().splitlines() if not line.startswith(("serving ", "shutting down: ", "notice: "))]
         if kind is None:
             assert code is None and ended == 0 and not unexpected, (code, ended, unexpected[:20])
 

@@ -72,7 +72,7 @@ fn every_type_is_written_and_runs() {
         assert!(got.len() > 20, "{name}: {got}");
         let random = folder.join(format!("random-{name}.gguf"));
         let (_, said) = json(&["quantize", RANDOM, random.to_str().unwrap(), "--type", name, "--json"]);
-        assert!(!said.contains("quantised before"), "{said}");
+        assert!(!said.contains("already quantised"), "{said}");
         let (seen, _) = json(&["inspect", random.to_str().unwrap(), "--device", "cpu", "--json"]);
         assert_eq!(seen["error"], Value::Null, "{name}");
     }
@@ -92,7 +92,7 @@ fn a_report_is_for_people() {
     let again = tilewright(&["quantize", BUILTIN, path, "--type", "Q8_0"]);
     assert_eq!(again.status.code(), Some(1));
     let message = text(&again.stderr);
-    assert!(message.contains("q4_0.gguf: exists already; --force replaces it"), "{message}");
+    assert!(message.contains("q4_0.gguf: exists already; --force overwrites it"), "{message}");
     assert!(tilewright(&["quantize", BUILTIN, path, "--type", "Q8_0", "--force"]).status.success());
     let left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["q4_0.gguf"]);

@@ -76,7 +76,7 @@ impl Page {
         let html = self.filled(&data).ok_or_else(|| Error::Option {
             option: "page",
             expected: "the folder that scripts/build-web makes".into(),
-            found: "a page without a policy".into(),
+            found: "a page without a Content-Security-Policy".into(),
         })?;
         fs::write(&self.to, html).map_err(io(&self.to))?;
         eprintln!("wrote {}", self.to.display());

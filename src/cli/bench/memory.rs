@@ -19,10 +19,10 @@ const WEIGHTS: [WeightType; 6] =
 
 #[derive(Args)]
 pub struct MemoryBenchArgs {
-    /// Positions that the cache has room for.
+    /// Context length in tokens.
     #[arg(long, default_value_t = USUAL_CTX, value_name = "N")]
     ctx: u32,
-    /// What matrices are stored as: f32, f16, q8_0, q6_k, q4_k, q4_0.
+    /// Matrix types: f32, f16, q8_0, q6_k, q4_k, q4_0.
     #[arg(long, value_delimiter = ',', default_values_t = USUAL_WEIGHTS, value_parser = parse_weight, value_name = "TYPE,..")]
     weights: Vec<WeightType>,
     #[command(flatten)]

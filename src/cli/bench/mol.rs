@@ -22,43 +22,43 @@ const QUERIES: usize = 32;
 
 #[derive(Args)]
 pub struct MolBenchArgs {
-    /// Items of the corpus. 695,762 are those of Amazon Books in the paper.
+    /// Items of the corpus; the default is the size of Amazon Books in the paper.
     #[arg(long, default_value_t = 695_762, value_parser = clap::value_parser!(u64).range(1..=1 << 31), value_name = "N")]
     items: u64,
     /// Components of query and item.
     #[arg(long, value_delimiter = ',', default_value = "4x4,8x4,8x8", value_parser = parse_components, value_name = "NxM,..")]
     components: Vec<[u32; 2]>,
-    /// Numbers of a component.
+    /// Dimensions of a component.
     #[arg(long, value_delimiter = ',', default_value = "32,64,128", value_name = "N,..")]
     dims: Vec<u32>,
     /// Widths of the gate's hidden layer.
     #[arg(long, value_delimiter = ',', default_value = "32,128", value_name = "N,..")]
     gates: Vec<u32>,
-    /// How components of items are kept: f32, f16, q8_0.
+    /// Storage types of item components: f32, f16, q8_0.
     #[arg(long, value_delimiter = ',', default_value = "f16,q8_0", value_parser = parse_storage, value_name = "TYPE,..")]
     storage: Vec<WeightType>,
-    /// Queries of a batch, 1 to 32.
+    /// Queries per batch, 1 to 32.
     #[arg(long, value_delimiter = ',', default_value = "1,8,32", value_name = "N,..")]
     batch: Vec<u32>,
-    /// Milliseconds that a batch may take over all items.
+    /// Time limit of a batch over all items, in milliseconds.
     #[arg(long, value_parser = parse_ms, value_name = "MS")]
     max_ms: Option<f64>,
-    /// Megabytes that all items may take.
+    /// Memory limit of all items, in MiB.
     #[arg(long, value_name = "MB")]
     max_mb: Option<u64>,
-    /// Items that are scored at a time where a mixture is held against other ways; what suits the device if absent.
+    /// Items scored at a time when a mixture is compared with other kernels [default: by device].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 16), value_name = "N")]
     strip: Option<u32>,
-    /// Shapes of each batch size that are measured.
+    /// Shapes to measure for each batch size.
     #[arg(long, default_value_t = 2, value_name = "N")]
     measured: usize,
-    /// Weights of a mixture (safetensors): tries searches of it among random items.
+    /// Weights of a mixture (safetensors), to try searches of it among random items.
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
-    /// Share of the best items that a search has to find.
+    /// Recall that a search must reach.
     #[arg(long, default_value_t = 0.99, value_name = "SHARE")]
     recall: f64,
-    /// Items that a query asks for.
+    /// Results per query.
     #[arg(short, default_value_t = 10, value_name = "N")]
     k: usize,
     #[command(flatten)]
@@ -280,7 +280,7 @@ fn print_searches(out: &mut impl Write, choice: &MolChoice, args: &MolBenchArgs)
             trial.seconds * 1e3,
             exact / trial.seconds,
             trial.scored,
-            if i == choice.best { format!("  fastest from {} on", args.recall) } else { String::new() },
+            if i == choice.best { format!("  fastest with at least {}", args.recall) } else { String::new() },
         )?;
     }
     Ok(())

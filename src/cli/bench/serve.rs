@@ -28,44 +28,43 @@ prices.json: {\"dollars_per_hour\": 0.5}";
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct ServeBenchArgs {
-    /// GGUF file, or folder with config.json and safetensors, or address hf:OWNER/REPO[:QUANTISATION], that a server in this
-    /// process has; the built-in model if absent.
+    /// Model to serve in this process, as for `run` [default: the built-in model].
     #[arg(conflicts_with = "url")]
     model: Option<String>,
-    /// Address of a server that runs already, such as http://127.0.0.1:8080/v1.
+    /// Address of a running server, such as http://127.0.0.1:8080/v1.
     #[arg(long, value_name = "URL")]
     url: Option<String>,
-    /// Name of the model that is asked; the first that the server lists if absent.
+    /// Model to request from the server [default: the first it lists].
     #[arg(long = "model", value_name = "NAME", requires = "url", id = "name")]
     name: Option<String>,
-    /// Key of the server.
+    /// API key of the server.
     #[arg(long, env = "TILEWRIGHT_API_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Option<String>,
-    /// Clients at once, each of which sends its next request when the last is over; 1,8,32,128 if no --rate is given either.
+    /// Numbers of concurrent clients, each waiting for its answer [default: 1,8,32,128 without --rate].
     #[arg(long, short = 'c', value_delimiter = ',', value_name = "N,..")]
     concurrency: Vec<usize>,
-    /// Requests a second, which come at random whether answers do or not.
+    /// Requests per second, sent at random times whether or not earlier ones are answered.
     #[arg(long, value_delimiter = ',', value_name = "R,..")]
     rate: Vec<f64>,
-    /// Requests of each load; four for each client, 32 at least, if absent.
+    /// Requests for each load [default: 4 per client, at least 32].
     #[arg(long, short = 'r', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     requests: Option<u32>,
-    /// Tokens of a prompt, about.
+    /// Approximate prompt length, in tokens.
     #[arg(long, short = 'p', default_value_t = 128, value_name = "N")]
     n_prompt: usize,
-    /// Tokens of an answer at most.
+    /// Maximum number of tokens per answer.
     #[arg(long, short = 'n', default_value_t = 64, value_name = "N")]
     n_gen: usize,
-    /// Seed of prompts and of pauses.
+    /// Seed of prompts and request times.
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
-    /// File with what this machine costs, for the cost of requests and tokens.
+    /// JSON file with the price of this machine, to compute the cost of requests and tokens.
     #[arg(long, value_name = "FILE")]
     prices: Option<PathBuf>,
-    /// Texts that the server in this process computes together; as many as there are clients, 64 at most, if absent.
+    /// Maximum batch size of the server in this process [default: the number of clients, at most 64].
     #[arg(long, value_name = "N", conflicts_with = "url")]
     parallel: Option<u32>,
-    /// Requests that wait beside those, before others are refused; as many as there are clients if absent.
+    /// Maximum requests waiting for the model; more are refused [default: the number of clients].
     #[arg(long, value_name = "N", conflicts_with = "url")]
     queue: Option<usize>,
     #[command(flatten)]
@@ -235,7 +234,7 @@ fn print_more(out: &mut impl Write, rows: &[ServeRow]) -> io::Result<()> {
     writeln!(
         out,
         "\n{:<12} {:>13} {:>13} {:>13} {:>13} {:>16}",
-        "load", "prompt tokens", "of them known", "generated", "tokens/pass", "refused p99 ms"
+        "load", "prompt tokens", "cached", "generated", "tokens/pass", "refused p99 ms"
     )?;
     for row in rows {
         let batch = row.server.map_or("-".into(), |server| format!("{:.2}", server.tokens_per_decode_pass));

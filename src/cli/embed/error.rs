@@ -8,9 +8,10 @@ use tilewright::hub::HubError;
 
 /// What `--help` says of [`EmbedError::code`].
 pub const EXIT_CODES: &str = "\
-Exit codes: 0 done, also where stdout was closed; 1 an error at work; 2 an error in the command line; 3 the model cannot \
-be loaded; 4 no such adapter; 6 the input is not what it should be. A device that is lost is opened again, and after three \
-losses within a minute the CPU takes over.";
+Exit codes: 0 success, also if stdout was closed; 1 runtime error; 2 invalid command line; 3 the model cannot be \
+loaded; 4 no matching adapter; 6 invalid input.
+
+A GPU that is lost is opened again; after three losses within a minute the CPU takes over.";
 
 /// What ends the command before its time.
 #[derive(Debug, thiserror::Error)]
@@ -54,8 +55,8 @@ impl EmbedError {
     /// The command line names a table, and this build has none.
     pub fn without_tables(path: &Path) -> EmbedError {
         let path = if path.as_os_str() == "-" { "the stream".into() } else { path.display().to_string() };
-        let cure = "build it with `--features tables`";
-        EmbedError::Usage(format!("{path}: this build cannot read or write Arrow, CSV and Parquet; {cure}"))
+        let cure = "rebuild with `--features tables`";
+        EmbedError::Usage(format!("{path}: this build has no support for Arrow, CSV and Parquet; {cure}"))
     }
 
     /// The input cannot be read as what it is said to be.
@@ -101,7 +102,7 @@ pub struct BadRecord {
 pub enum Fault {
     #[error("{field} is {found}, expected {expected}")]
     Value { field: String, expected: String, found: String },
-    #[error("byte {0} is not UTF-8")]
+    #[error("invalid UTF-8 at byte {0}")]
     NotUtf8(usize),
     #[error("not JSON: {0}")]
     NotJson(#[from] serde_json::Error),

@@ -20,17 +20,17 @@ pub const MAX_BATCH_BYTES: usize = 64 << 20;
 /// How the input is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum InputFormat {
-    /// By the file's extension; text from stdin.
+    /// By the file's extension; stdin is text.
     Auto,
-    /// A line, a record.
+    /// One record per line.
     Text,
-    /// A JSON object or string in each line.
+    /// One JSON object or string per line.
     Jsonl,
-    /// With a header.
+    /// CSV with a header.
     Csv,
-    /// Arrow's IPC stream.
+    /// Arrow IPC stream.
     ArrowStream,
-    /// Arrow's IPC file, which is Feather 2.
+    /// Arrow IPC file (Feather 2).
     ArrowFile,
     /// Parquet.
     Parquet,
@@ -40,7 +40,7 @@ impl InputFormat {
     /// The format itself, where it is `auto`.
     pub fn of(self, path: &Path) -> Result<InputFormat, EmbedError> {
         if self.is_file() && path.as_os_str() == "-" {
-            let fault = "parquet and arrow-file are read from their end, so they cannot come from stdin";
+            let fault = "parquet and arrow-file cannot be read from stdin, they need a file";
             return Err(EmbedError::Usage(fault.into()));
         }
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
@@ -53,7 +53,7 @@ impl InputFormat {
             "arrows" => InputFormat::ArrowStream,
             "arrow" | "feather" => InputFormat::ArrowFile,
             "parquet" => InputFormat::Parquet,
-            _ => return Err(EmbedError::Usage(format!("{}: --io must say what this file is", path.display()))),
+            _ => return Err(EmbedError::Usage(format!("{}: unknown extension; set --io", path.display()))),
         };
         match format {
             InputFormat::Auto | InputFormat::Text | InputFormat::Jsonl => Ok(format),
@@ -207,7 +207,7 @@ fn line(reader: &mut impl BufRead, is_first: bool) -> io::Result<Option<Result<V
     } else if line.len() == MAX_LINE_BYTES {
         reader.skip_until(b'\n')?;
         let expected = format!("{MAX_LINE_BYTES} bytes at most");
-        return Ok(Some(Err(Fault::Value { field: "the line".into(), found: "longer".into(), expected })));
+        return Ok(Some(Err(Fault::Value { field: "the line".into(), found: "too long".into(), expected })));
     }
     if is_first && line.starts_with(b"\xef\xbb\xbf") {
         line.drain(..3);

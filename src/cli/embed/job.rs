@@ -24,9 +24,9 @@ const AHEAD: usize = 2;
 /// What becomes of a record without a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnError {
-    /// It ends the job.
+    /// End with an error.
     Fail,
-    /// It has no vector.
+    /// Report it and continue.
     Skip,
 }
 
@@ -130,7 +130,7 @@ impl Job<'_> {
         let bad = |row: usize, fault| BadRecord { input: name.into(), record: first_record + row as u64, fault };
         if !self.has_nulls {
             rows.bad.extend(rows.nulls(self.column).into_iter().map(|row| {
-                bad(row, Fault::value(self.column, "null", "a string, since this output cannot be without a vector"))
+                bad(row, Fault::value(self.column, "null", "a string, since this output format cannot hold nulls"))
             }));
         }
         let progress = &mut |n_done| self.progress.show(n_before + n_done as u64);

@@ -18,15 +18,15 @@ const NPY_HEADER_BYTES: usize = 128;
 /// How the output is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
-    /// One array of numbers, a row for each record; to a file only.
+    /// One array with a row per record; to a file only.
     Npy,
-    /// Objects with the fields of the input.
+    /// JSON objects with the fields of the input.
     Jsonl,
     /// The columns of the input, and the vector as a JSON array.
     Csv,
-    /// Arrow's IPC stream: a batch for each batch of the input, at once.
+    /// Arrow IPC stream, one batch per input batch.
     ArrowStream,
-    /// Arrow's IPC file.
+    /// Arrow IPC file.
     ArrowFile,
     /// Parquet.
     Parquet,
@@ -45,7 +45,7 @@ impl OutputFormat {
             "arrows" => OutputFormat::ArrowStream,
             "arrow" | "feather" => OutputFormat::ArrowFile,
             "parquet" => OutputFormat::Parquet,
-            _ => return Err(EmbedError::Usage(format!("{}: --format must say what to write", path.display()))),
+            _ => return Err(EmbedError::Usage(format!("{}: unknown extension; set --format", path.display()))),
         })
     }
 

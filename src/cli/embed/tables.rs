@@ -33,14 +33,14 @@ impl Columns {
     /// Whether a column `out_column` can be added, and all of them be written as `format`.
     pub fn check_output(&self, input: &str, out_column: &str, format: OutputFormat) -> Result<(), EmbedError> {
         if self.0.field_with_name(out_column).is_ok() {
-            let fault = format!("has a column `{out_column}` already; --out-column names another");
+            let fault = format!("has a column `{out_column}` already; choose another name with --out-column");
             return Err(EmbedError::input(input, fault));
         }
         let strange = self.0.fields().iter().find(|field| !objects::is_plain(field.data_type()));
         if let (OutputFormat::Csv | OutputFormat::Jsonl, Some(field)) = (format, strange) {
             let fault =
                 format!("column `{}` is {}, which neither JSON nor CSV can hold", field.name(), field.data_type());
-            return Err(EmbedError::input(input, format!("{fault}; Arrow and Parquet can (--format)")));
+            return Err(EmbedError::input(input, format!("{fault}; use Arrow or Parquet (--format)")));
         }
         Ok(())
     }
@@ -49,7 +49,7 @@ impl Columns {
     fn check_text(&self, input: &str, column: &str) -> Result<(), EmbedError> {
         let Ok(field) = self.0.field_with_name(column) else {
             let columns: Vec<&str> = self.0.fields().iter().map(|field| field.name().as_str()).collect();
-            let fault = format!("no column `{column}` (--column); there are: {}", columns.join(", "));
+            let fault = format!("no column `{column}`; choose one with --column: {}", columns.join(", "));
             return Err(EmbedError::input(input, fault));
         };
         if !holds_text(field.data_type()) {
@@ -210,7 +210,7 @@ impl Writer {
     /// Writes a batch; whoever reads a pipe has it then.
     pub fn write(&mut self, batch: &Embedded) -> Result<(), EmbedError> {
         let Cells::Table(Table(table)) = &batch.rows.cells else {
-            let error = io::Error::other("lines of JSON where columns are needed");
+            let error = io::Error::other("JSON lines where columns are needed");
             return Err(EmbedError::write(&self.path, error));
         };
         if let Encoder::Csv(sink) = &mut self.encoder {

@@ -324,22 +324,22 @@ fn flags_that_do_not_go_together_are_refused() {
         assert_eq!(check(args).unwrap(), format, "{args}");
     }
     for (args, message) in [
-        ("in.bin", "--io must say"),
-        ("in.txt -o out.bin", "--format must say"),
+        ("in.bin", "set --io"),
+        ("in.txt -o out.bin", "set --format"),
         ("in.txt --format npy", "needs a file"),
-        ("- --io arrow-file", "cannot come from stdin"),
+        ("- --io arrow-file", "cannot be read from stdin"),
         #[cfg(not(feature = "tables"))]
         (
             "in.parquet",
-            "in.parquet: this build cannot read or write Arrow, CSV and Parquet; build it with `--features tables`",
+            "in.parquet: this build has no support for Arrow, CSV and Parquet; rebuild with `--features tables`",
         ),
         #[cfg(not(feature = "tables"))]
-        ("- --io arrow-stream", "the stream: this build cannot read or write Arrow"),
+        ("- --io arrow-stream", "the stream: this build has no support for Arrow"),
         #[cfg(not(feature = "tables"))]
-        ("in.txt -o out.csv", "out.csv: this build cannot read or write Arrow"),
+        ("in.txt -o out.csv", "out.csv: this build has no support for Arrow"),
         ("- --errors e.jsonl", "--on-error skip"),
         ("in.txt -o out.npy --on-error skip", "--errors FILE"),
-        ("- --column embedding", "name the same"),
+        ("- --column embedding", "must differ"),
     ] {
         let error = check(args).unwrap_err();
         assert!(error.to_string().contains(message) && error.code() == 2, "{args}: {error}");

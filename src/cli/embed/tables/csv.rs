@@ -60,7 +60,7 @@ pub fn read(source: &Source, name: String) -> Result<Input, EmbedError> {
 fn row(record: &csv::ByteRecord, columns: &Schema, column: &str) -> Result<Vec<String>, Fault> {
     let size = record.as_slice().len();
     if size > MAX_LINE_BYTES {
-        let (found, expected) = (format!("{size} bytes; a quote may be open"), format!("{MAX_LINE_BYTES} at most"));
+        let (found, expected) = (format!("{size} bytes; a quote may be unclosed"), format!("{MAX_LINE_BYTES} at most"));
         return Err(Fault::Value { field: "the row".into(), found, expected });
     }
     if record.len() != columns.fields().len() {

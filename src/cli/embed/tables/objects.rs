@@ -60,11 +60,10 @@ fn common(a: &DataType, b: &DataType) -> DataType {
 pub fn misfit(object: &Object, schema: &Schema) -> Option<Fault> {
     object.iter().find_map(|(name, value)| {
         let Ok(field) = schema.field_with_name(name) else {
-            return Some(Fault::value(name, "new", "a field of the records that were read first"));
+            return Some(Fault::value(name, "new", "a field of the first records"));
         };
         let fits = common(&type_of(value), field.data_type()) == *field.data_type();
-        (!fits)
-            .then(|| Fault::value(name, value.to_string(), format!("{} as in the records before", field.data_type())))
+        (!fits).then(|| Fault::value(name, value.to_string(), format!("{} as in earlier records", field.data_type())))
     })
 }
 

@@ -27,7 +27,7 @@ pub fn read(file: File, batch_size: usize) -> Result<(SchemaRef, ParquetRecordBa
         other => Some(other),
     });
     if let Some(codec) = codec {
-        let fault = format!("compressed with {codec}; with snappy, gzip or lz4 it can be read");
+        let fault = format!("compressed with {codec}; supported are snappy, gzip and lz4");
         return Err(ParquetError::NYI(fault));
     }
     // The reader's own schema lacks the metadata.

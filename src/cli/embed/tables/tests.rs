@@ -123,7 +123,7 @@ fn lines_become_columns_by_what_they_hold_first() {
     let late = [r#"{"text":"a","id":1}"#, r#"{"text":"b"}"#, r#"{"text":"c","id":"x"}"#, r#"{"text":"d","new":1}"#];
     let input = scratch.written("late.jsonl", late.join("\n"));
     let error = FileJob::new(&input, &output).run().unwrap_err().to_string();
-    assert!(error.ends_with("record 3: `id` is \"x\", expected Int64 as in the records before"), "{error}");
+    assert!(error.ends_with("record 3: `id` is \"x\", expected Int64 as in earlier records"), "{error}");
     let errors = scratch.path("errors.jsonl");
     FileJob { errors: Some(&errors), ..FileJob::new(&input, &output) }.run().unwrap();
     let skipped: Vec<u64> = lines(&errors).iter().map(|line| line["record"].as_u64().unwrap()).collect();
@@ -163,7 +163,7 @@ fn an_input_that_is_not_what_it_should_be_is_refused() {
         (fixture("utf8.arrows"), "column `tags` is List(Utf8), which neither JSON nor CSV can hold", "out.csv"),
         (scratch.written("cut.arrows", &stream[..stream.len() - 300]), "", "out.arrows"),
         (scratch.written("not.arrows", "text\n"), "", "out.arrows"),
-        (scratch.written("other.csv", "id,txt\n"), "no column `text` (--column); there are: id, txt", "out.csv"),
+        (scratch.written("other.csv", "id,txt\n"), "no column `text`; choose one with --column: id, txt", "out.csv"),
         (scratch.written("taken.csv", "text,embedding\n"), "has a column `embedding` already", "out.csv"),
     ];
     for (input, fault, output) in cases {
