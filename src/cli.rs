@@ -365,7 +365,7 @@ fn read_list(path: &Path) -> Result<Vec<serde_json::Value>, Error> {
     let text = read_text(path)?;
     let objects = |list: &Vec<serde_json::Value>| list.iter().all(serde_json::Value::is_object);
     let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
-    parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("a list with other values".into()) }).map_err(
+    parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("a list with non-objects".into()) }).map_err(
         |found| {
             let (field, expected) = (path.display().to_string(), "a JSON list of objects".into());
             Error::Template { field, expected, found }

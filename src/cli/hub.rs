@@ -283,6 +283,6 @@ mod tests {
             assert_eq!(model, PathBuf::from(path));
         }
         let error = localise(&mut PathBuf::from("hf:a"), &mut |_| {}).unwrap_err();
-        assert!(error.to_string().contains("`hf:a` is no address of a model"), "{error}");
+        assert!(error.to_string().contains("`hf:a` is not a model address"), "{error}");
     }
 }

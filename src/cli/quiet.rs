@@ -78,7 +78,7 @@ impl Drop for TurnBack {
 /// Calls `run` with stderr suppressed.
 pub fn quietly<T>(run: impl FnOnce() -> T) -> T {
     #[cfg(unix)]
-    // Fails only without a stderr, which then needs no suppressing.
+    // Fails without a stderr, where nothing needs suppressing.
     let _back = stderr::turn_away().ok().map(|()| TurnBack);
     run()
 }
