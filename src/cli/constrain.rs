@@ -80,8 +80,8 @@ impl CallArgs {
         if is_bound && self.tool_choice.is_some() {
             return Err(Error::Option {
                 option: "tool_choice",
-                expected: "no constraint, prefill or speculative decoding".into(),
-                found: "one of these".into(),
+                expected: "none of these".into(),
+                found: "a constraint, prefill or speculative decoding beside it".into(),
             });
         }
         if is_bound || (chat.format() == Format::Plain && choice == ToolChoice::Auto) {
