@@ -92,8 +92,8 @@ enum Command {
 }
 
 impl Cli {
-    /// What is named as models: files, folders or addresses. `embed` and `rerank` look for theirs themselves, since they tell
-    /// more by their exit codes and in their logs.
+    /// The model arguments: files, folders or addresses. `embed` and `rerank` resolve their own, to report errors by
+    /// their exit codes and logs.
     fn models(&mut self) -> Vec<&mut PathBuf> {
         let (model, draft) = match &mut self.command {
             None => (None, self.story.draft()),
@@ -108,7 +108,7 @@ impl Cli {
             Some(Command::Embed(_) | Command::Rerank(_) | Command::Info(_)) => (None, None),
             Some(Command::Pull(_) | Command::List(_) | Command::Rm(_)) => (None, None),
             Some(Command::Completions(_) | Command::Man(_)) => (None, None),
-            // It names several, and finds them itself.
+            // `serve` resolves its models itself.
             #[cfg(feature = "serve")]
             Some(Command::Serve(_)) => (None, None),
         };
@@ -116,11 +116,11 @@ impl Cli {
     }
 }
 
-/// What stops a command.
+/// Why a command ended early.
 enum Failure {
     /// An error to report.
     Error(Error),
-    /// Whoever reads stdout went away: nothing is left to do, and nobody to tell.
+    /// The reader closed stdout. This counts as success.
     StdoutClosed,
 }
 
@@ -153,7 +153,7 @@ pub fn main() -> ExitCode {
         Some(Command::Chat(args)) => chat::chat(&args),
         #[cfg(feature = "serve")]
         Some(Command::Serve(args)) => serve::serve(*args),
-        // Their exit codes tell more, for the programs that start them.
+        // These two have more exit codes, for the programs that start them.
         Some(Command::Embed(args)) => return embed::embed(args),
         Some(Command::Rerank(args)) => return rerank::rerank(args),
         Some(Command::Pull(args)) => hub::pull(&args),
@@ -170,11 +170,11 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// The exit code of what a command came to; an error is told.
+/// Reports a command's error, if any, and returns the exit code.
 fn ended(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
-        // A value out of range is the command line's fault, whoever noticed it.
+        // An invalid value is a usage error, also if the library detects it.
         Err(Failure::Error(error))
             if matches!(error.code(), "option" | "constraint")
                 || matches!(error, Error::Hub(HubError::Address { .. })) =>
@@ -214,7 +214,7 @@ struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// Opens the device and says what went wrong and does no harm.
+    /// Opens the device and prints its notices.
     fn open(&self) -> Result<Device, Error> {
         self.open_one(&self.choice())
     }
@@ -225,7 +225,7 @@ impl DeviceArgs {
         Ok(device)
     }
 
-    /// Opens the device; its notices are still to be told.
+    /// Opens the device without printing its notices.
     fn choose(&self) -> Result<Device, Error> {
         self.choose_one(&self.choice())
     }
@@ -242,8 +242,8 @@ impl DeviceArgs {
         }
     }
 
-    /// All devices that are asked for: of `all` the GPUs that are not software, and one at least; those of a list, unless an
-    /// adapter has that name.
+    /// The selected devices: for `all`, every hardware GPU, or `auto` without one; for a list, its entries, unless an
+    /// adapter's name contains the text.
     #[cfg(feature = "serve")]
     fn choices(&self) -> Result<Vec<DeviceChoice>, Error> {
         let DeviceChoice::Named(text) = self.choice() else { return Ok(vec![self.choice()]) };
@@ -265,25 +265,25 @@ impl DeviceArgs {
         Ok(if found.is_empty() { vec![DeviceChoice::Auto] } else { found })
     }
 
-    /// Runs what makes drivers print to stderr, without what they print, unless `--verbose` is given.
+    /// Calls `run`, suppressing what drivers print to stderr unless `--verbose` is given.
     fn quietly<T>(&self, run: impl FnOnce() -> T) -> T {
         if self.verbose { run() } else { quiet::quietly(run) }
     }
 }
 
-/// Says what the self-test found since this was last called.
+/// Prints the self-test's notices since the last call.
 fn tell_findings(device: &Device) {
     device.take_notices().iter().for_each(|notice| eprintln!("notice: {notice}"));
 }
 
-/// Keeps what was compiled for each device, so that the next start compiles none of it.
+/// Saves the pipeline cache of each device, so that the next start compiles nothing.
 fn save_pipeline_caches<'a>(devices: impl IntoIterator<Item = &'a Device>) {
     for error in devices.into_iter().filter_map(|device| device.save_pipeline_cache().err()) {
         eprintln!("warning: the pipeline cache was not saved: {error}");
     }
 }
 
-/// One of several devices.
+/// Parses one device of a list.
 fn parse_device(name: &str) -> Result<DeviceChoice, String> {
     match name {
         "auto" | "cpu" | "gpu" => Ok(DeviceChoice::from_str(name).unwrap_or_default()),
@@ -329,7 +329,7 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     Ok((number * factor) as u64)
 }
 
-/// Bytes for people.
+/// Formats a number of bytes, such as `1.50 GiB`.
 fn show_bytes(bytes: u64) -> String {
     let mib = bytes as f64 / (1 << 20) as f64;
     match mib {
@@ -339,18 +339,18 @@ fn show_bytes(bytes: u64) -> String {
     }
 }
 
-/// The byte order mark, which is none of a text that it begins.
+/// The byte order mark, which is not part of the text.
 const MARK: char = '\u{feff}';
 
-/// The text of a file.
+/// The text of a file, without a byte order mark.
 ///
 /// # Errors
-/// [`Error::Io`] if it cannot be read, or is not UTF-8.
+/// [`Error::Io`] if the file cannot be read or is not UTF-8.
 fn read_text(path: &Path) -> Result<String, Error> {
     text_of(path, std::fs::read_to_string(path))
 }
 
-/// What was read of a file or of stdin, without the byte order mark that editors and PowerShell put in front.
+/// Text read from a file or stdin, without the byte order mark that editors and PowerShell write.
 fn text_of(path: &Path, read: io::Result<String>) -> Result<String, Error> {
     let mut text = read.map_err(|source| Error::Io { path: path.into(), source })?;
     if text.starts_with(MARK) {
@@ -359,13 +359,13 @@ fn text_of(path: &Path, read: io::Result<String>) -> Result<String, Error> {
     Ok(text)
 }
 
-/// A list of JSON objects in a file.
+/// Reads a JSON list of objects.
 #[cfg(feature = "chat")]
 fn read_list(path: &Path) -> Result<Vec<serde_json::Value>, Error> {
     let text = read_text(path)?;
     let objects = |list: &Vec<serde_json::Value>| list.iter().all(serde_json::Value::is_object);
     let parsed = serde_json::from_str(&text).map_err(|error| error.to_string());
-    parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("a list with other values".into()) }).map_err(
+    parsed.and_then(|list| if objects(&list) { Ok(list) } else { Err("a list with non-objects".into()) }).map_err(
         |found| {
             let (field, expected) = (path.display().to_string(), "a JSON list of objects".into());
             Error::Template { field, expected, found }

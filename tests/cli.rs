@@ -494,7 +494,7 @@ fn bench_writes_a_report() {
     }
 
     // What is no report is not written over, and nothing is measured first.
-    fails(&["bench", "--report", BUILTIN], 2, &["report", "a new file, or a report to write over"]);
+    fails(&["bench", "--report", BUILTIN], 2, &["report", "a new file, or a report to overwrite"]);
     fails(&["bench", "--report", env!("CARGO_MANIFEST_DIR")], 2, &["report", "a new file"]);
     fails(&["bench", "--report", "--json"], 2, &["--json"]);
     fails(&["bench", "--quick"], 2, &["--report"]);
@@ -778,7 +778,7 @@ fn bench_measures_a_text_encoder() {
     bad(&["--max-ms=-1"], 2, &["--max-ms", "milliseconds above 0"]);
     bad(&["--max-ms", "nan"], 2, &["--max-ms", "milliseconds above 0"]);
     let empty = file("no_texts.txt", b"\n \n");
-    fails(&["bench", "embed", model, "--texts", empty.to_str().unwrap()], 2, &["texts", "a text on a line"]);
+    fails(&["bench", "embed", model, "--texts", empty.to_str().unwrap()], 2, &["texts", "a line with text"]);
     fails(&["bench", "embed", model, "--texts", "/no/such.txt"], 1, &["/no/such.txt"]);
     fails(&["bench", "embed", "/no/such/encoder", "--device", "cpu"], 1, &["/no/such/encoder"]);
     fails(&["bench", "embed", BUILTIN, "--device", "cpu"], 1, &["a decoder"]);

@@ -214,7 +214,7 @@ fn a_file_is_whole_or_not_there() {
 fn exit_codes_say_what_went_wrong() {
     let nowhere = ["/nowhere", "--json-logs"];
     let cases: [(&[&str], i32, &str); 5] = [
-        (&["model", "--io", "arrow-file"], 2, "cannot come from stdin"),
+        (&["model", "--io", "arrow-file"], 2, "cannot be read from stdin"),
         (&["model", "--adapter", "pci:zz"], 2, "domain:bus:device.function"),
         (&nowhere, 3, "\"exit_code\":3"),
         (&["model", "--adapter", "pci:ffff:1f:0.0"], 4, "pci:ffff:1f:00.0"),

@@ -740,13 +740,13 @@ fn commands_take_addresses() {
     assert_eq!(freed, format!("{} bytes freed (1.2 MiB)\n", stories.len()));
     assert!(!path.exists());
     fails(&["rm", GGUF], 1, "hf:owner/name:Q8_0 is not in ");
-    fails(&["run", "hf:owner"], 2, "`hf:owner` is no address of a model");
-    fails(&["rm", "hf:owner"], 2, "is no address of a model");
+    fails(&["run", "hf:owner"], 2, "`hf:owner` is not a model address");
+    fails(&["rm", "hf:owner"], 2, "is not a model address");
     fails(&["run", "hf:owner/name:Q5_K_M"], 1, "no Q5_K_M; there is Q8_0");
     fails(&["embed", "hf:owner/other"], 3, "status 404");
-    fails(&["rerank", "hf:owner", "--query", "x"], 2, "is no address of a model");
+    fails(&["rerank", "hf:owner", "--query", "x"], 2, "is not a model address");
     server.replace(|_| Some(Reply::status(403)));
-    fails(&["run", GGUF], 1, "the page of the model says how to get access");
+    fails(&["run", GGUF], 1, "the model's page says how to get access");
     let mut offline = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     let output = offline.args(["run", GGUF]).env("HF_HOME", &home).env("HF_HUB_OFFLINE", "1").output().unwrap();
     let message = text(&output.stderr);

@@ -1,4 +1,4 @@
-//! An answer as it is printed while it comes: thoughts dimmed or between marks, calls in lines of their own.
+//! Prints an answer while it streams: thinking dimmed or between marks, each tool call on a line of its own.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -7,13 +7,13 @@ use tilewright::answer::{Event, ToolCall};
 
 use super::Failure;
 
-/// An answer as it is printed and as it is kept.
+/// The printer, and the answer so far.
 pub struct Answer<W> {
     out: W,
-    /// Escape codes for thoughts, on a terminal.
+    /// Whether thinking is dimmed by escape codes: on a terminal, unless `NO_COLOR` is set.
     dims: bool,
     in_thought: bool,
-    /// Whether what was printed last ended its line.
+    /// Whether the output ends with a newline.
     at_line_start: bool,
     pub thought: String,
     pub text: String,
@@ -27,7 +27,8 @@ impl<W: Write> Answer<W> {
         Answer { out, dims, in_thought: false, at_line_start: false, thought, text, calls }
     }
 
-    /// Prints what came. From a pipe, a thought stands between `<think>` and `</think>`, whatever marks the model has.
+    /// Prints events. Without dimming, thinking is printed between `<think>` and `</think>`, whatever marks the model
+    /// uses.
     pub fn take(&mut self, events: Vec<Event>) -> Result<(), Failure> {
         for event in events {
             match event {
@@ -60,7 +61,7 @@ impl<W: Write> Answer<W> {
         Ok(self.out.flush()?)
     }
 
-    /// Prints text of which nothing is known.
+    /// Prints plain text.
     pub fn write(&mut self, text: std::fmt::Arguments<'_>) -> Result<(), Failure> {
         self.out.write_fmt(text)?;
         Ok(self.out.flush()?)
@@ -74,7 +75,7 @@ impl<W: Write> Answer<W> {
         Ok(())
     }
 
-    /// The end of the last line.
+    /// Ends the last line.
     pub fn end(&mut self, is_broken_off: bool) -> Result<(), Failure> {
         self.end_thought()?;
         match (is_broken_off, self.calls.is_empty() || !self.at_line_start) {

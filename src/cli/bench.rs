@@ -1,4 +1,4 @@
-//! `tilewright bench`: rates of a model and of the kernels, next to what the device can do.
+//! `tilewright bench`: speed of a model and of the kernels, beside the limits of the device.
 
 mod embed;
 mod html;
@@ -171,7 +171,7 @@ impl BenchArgs {
             None => self.model.model.as_mut(),
             Some(BenchCommand::Embed(args)) => Some(&mut args.model),
             Some(BenchCommand::Kernels(_) | BenchCommand::Memory(_) | BenchCommand::Mol(_)) => None,
-            // It finds its model itself.
+            // `bench serve` resolves its model itself.
             #[cfg(feature = "serve")]
             Some(BenchCommand::Serve(_)) => None,
         }
@@ -219,7 +219,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
         return Err(option("n_prompt, n_gen", "a number above 0 in one of them", 0).into());
     };
     let context =
-        u32::try_from(positions).map_err(|_| option("depth", "a context that a model can have", positions))?;
+        u32::try_from(positions).map_err(|_| option("depth", "a context of less than 2^32 tokens", positions))?;
 
     if let Some(path) = &args.report {
         report::check(path)?;
@@ -227,7 +227,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     let page = args.html.as_deref().map(|path| html::Page::open(path, &args.page)).transpose()?;
     let given = page.as_ref().map(|_| html::read(&args.with)).transpose()?;
     let device = args.device.open()?;
-    // A GPU's driver does not say.
+    // Unknown for GPUs: no WebGPU API reports free memory.
     let free_bytes = if device.is_gpu() { None } else { bench::free_bytes() };
     let PrecisionArgs { kv_type, exact } = args.precision;
     let options = LoadOptions { context_length: Some(context), kv_type, exact, ..LoadOptions::default() };
@@ -248,7 +248,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
             let measured = bench::measure(&mut session, case, tokens_per_submit, args.repetitions, &probes);
             rows.push(pollster::block_on(measured)?);
         }
-        // Of a model whose layers are not all on the device there is none.
+        // Fails if some layers are not on the device.
         timeline = pollster::block_on(session.timeline()).ok();
     }
     if let (Some(path), Some(measured)) = (&args.report, &measured) {
@@ -297,7 +297,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// What `bench kernels` measures.
+/// Results of `bench kernels`.
 struct Kernels {
     shapes: Shapes,
     probes: Probes,
@@ -473,7 +473,7 @@ fn print_cache(out: &mut impl Write, model: &Model, rows: &[CacheRow]) -> io::Re
     Ok(())
 }
 
-/// The fields of each row behind its device; fields of fields are joined by a dot.
+/// The device and the fields of each row; names of nested fields are joined by a dot.
 fn print_csv<R: Serialize>(out: &mut impl Write, device: &Device, rows: &[R]) -> Result<(), Failure> {
     let info = device.info();
     for (i, row) in rows.iter().enumerate() {
@@ -497,7 +497,7 @@ fn flatten(name: &str, value: &serde_json::Value, fields: &mut Vec<(String, serd
     }
 }
 
-/// A value as RFC 4180 wants it.
+/// A value as a field by RFC 4180.
 fn csv_field(value: &serde_json::Value) -> String {
     match value {
         serde_json::Value::Null => String::new(),

@@ -57,7 +57,7 @@ pub struct ChatArgs {
     prefill: Option<String>,
 }
 
-/// What the template is told besides the messages.
+/// Template inputs besides the messages.
 #[derive(Args)]
 struct TemplateArgs {
     /// JSON file with a list of tools the model may call: {"type": "function", "function": {...}}.
@@ -75,7 +75,7 @@ struct TemplateArgs {
 }
 
 impl ChatArgs {
-    /// The model, and the one that guesses.
+    /// The model and the draft model.
     pub fn models(&mut self) -> (Option<&mut PathBuf>, Option<&mut PathBuf>) {
         (self.model.as_mut(), self.sampling.guess.draft.path.as_mut())
     }
@@ -94,7 +94,7 @@ impl TemplateArgs {
     }
 }
 
-/// A variable's name and its value: JSON, or else a text.
+/// Parses the name and the value of a variable: JSON, else text.
 fn parse_variable(given: &str) -> Result<(String, Json), String> {
     let (name, value) = given.split_once('=').ok_or("expected NAME=VALUE")?;
     Ok((name.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| Json::from(value))))
@@ -147,7 +147,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
         match chat.obey(line) {
             Ok(true) => {}
             Ok(false) => break,
-            // The next message may fare better; a script should not go on as if nothing had been.
+            // At a terminal the user can try again; a script must not continue after an error.
             Err(Failure::Error(error)) if talks => eprintln!("error: {error}"),
             Err(failure) => return Err(failure),
         }
@@ -161,7 +161,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// With the template asked for, the file's own, or the one its vocabulary was made for.
+/// The model with the requested template, the file's own, or the built-in one for its vocabulary.
 fn chat_model(model: &Model, args: &ChatArgs) -> Result<ChatModel, Error> {
     let found = match &args.template {
         Some(name) => ChatTemplate::known(name),
@@ -211,7 +211,7 @@ fn read_message(lines: &mut impl BufRead, talks: bool) -> Result<Option<String>,
     }
 }
 
-/// Lines up to one of three quotes, or the end of the input.
+/// Lines up to a line of three quotes, or the end of the input.
 fn block(lines: &mut impl BufRead, talks: bool) -> Result<String, Failure> {
     let mut message = String::new();
     loop {
@@ -228,7 +228,7 @@ fn block(lines: &mut impl BufRead, talks: bool) -> Result<String, Failure> {
     }
 }
 
-/// Ctrl-C: ends the answer in progress, and the program if there is none.
+/// Ctrl-C: cancels the answer in progress, or ends the program if there is none.
 #[derive(Clone)]
 struct Interrupt(Arc<Mutex<Option<CancelHandle>>>);
 
@@ -238,7 +238,7 @@ impl Interrupt {
         let of_handler = interrupt.clone();
         let handler = move || match of_handler.current().take() {
             Some(answer) => answer.cancel(),
-            // What a shell reports for a program that Ctrl-C ended.
+            // The exit code of shells for a program that Ctrl-C ended.
             None => std::process::exit(130),
         };
         let failed = |error: ctrlc::Error| Error::Io { path: "Ctrl-C".into(), source: io::Error::other(error) };
@@ -257,7 +257,7 @@ struct Chat<'a> {
     draft: Option<Draft>,
     recovery: Recovery<'a, Model>,
     model: ChatModel,
-    /// What each answer has in common, without messages.
+    /// The request of each answer, without messages.
     request: ChatRequest,
     interrupt: Interrupt,
     system: Option<Message>,
@@ -265,7 +265,7 @@ struct Chat<'a> {
 }
 
 impl Chat<'_> {
-    /// Does what a line says; false at the end of the conversation.
+    /// Runs a command or answers a message. Returns `false` at the end of the conversation.
     fn obey(&mut self, line: &str) -> Result<bool, Failure> {
         let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match command {
@@ -286,7 +286,7 @@ impl Chat<'_> {
                     eprintln!("no message to answer");
                     return Ok(true);
                 }
-                // With the same seed it would be the same answer.
+                // The same seed would give the same answer.
                 self.request.options.seed = self.request.options.seed.wrapping_add(1);
                 let result = self.answer();
                 if self.messages.len() < before {
@@ -303,7 +303,7 @@ impl Chat<'_> {
                 self.messages.push(Message::new("user", text));
                 let result = self.answer();
                 if result.is_err() {
-                    // A message that was not answered is none of the conversation.
+                    // An unanswered message is not part of the conversation.
                     self.messages.pop_if(|message| message.role == "user");
                 }
                 result?;
@@ -341,7 +341,7 @@ impl Chat<'_> {
         }
     }
 
-    /// Answers the next call of the last answer, and has the model go on after the last.
+    /// Adds the result of the next tool call of the last answer. After the last call, the model continues.
     fn take_result(&mut self, result: &str) -> Result<(), Failure> {
         let n_given = self.messages.iter().rev().take_while(|message| message.role == "tool").count();
         let before = self.messages.len() - n_given;
@@ -369,7 +369,7 @@ impl Chat<'_> {
         self.system.iter().chain(&self.messages).cloned().collect()
     }
 
-    /// What is to be answered now.
+    /// The request for the next answer.
     fn request(&self) -> ChatRequest {
         #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
         let mut request = ChatRequest { messages: self.conversation(), ..self.request.clone() };
@@ -377,13 +377,14 @@ impl Chat<'_> {
         if request.messages.last().is_some_and(|message| message.role == "tool")
             && request.tool_choice != ToolChoice::None
         {
-            // What a tool gave may be told without another call.
+            // The model may answer from a tool's result without another call.
             request.tool_choice = ToolChoice::Auto;
         }
         request
     }
 
-    /// Answers the last message, printing as it goes. What the session has computed already is kept.
+    /// Answers the last message and prints the answer while it streams. Tokens in the session's KV cache are not
+    /// computed again.
     fn answer(&mut self) -> Result<(), Failure> {
         let ChatPrompt { ids, options, mut reader } = self.model.prepare(&self.request())?;
         let mut generation = self.session.generate_from(&ids, &options)?;
@@ -392,12 +393,12 @@ impl Chat<'_> {
         }
         *self.interrupt.current() = Some(generation.cancel_handle());
         let mut answer = Answer::new(io::stdout().lock());
-        // The beginning that is given.
+        // Prints the prefill.
         answer.take(reader.push_text(""))?;
         let mut ended =
             each_piece(&mut generation, &mut self.recovery, |piece| answer.take(reader.push(piece.id, &piece.text)?));
         if !matches!(ended, Err(Failure::StdoutClosed)) {
-            // What was held back belongs to the answer, whether or not it was broken off.
+            // Text that the reader held back belongs to the answer, even if it was interrupted.
             ended = answer.take(reader.finish()).and(ended);
         }
         *self.interrupt.current() = None;
@@ -452,7 +453,7 @@ impl Chat<'_> {
     }
 }
 
-/// Whether a file has the conversation alone.
+/// Whether a file holds only the conversation, as JSON.
 fn is_json(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
 }

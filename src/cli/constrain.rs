@@ -1,4 +1,4 @@
-//! What the text of `run` and `chat` must match.
+//! Constraints on the output of `run` and `chat`.
 
 use std::path::{Path, PathBuf};
 
@@ -52,7 +52,7 @@ impl ConstraintArgs {
     }
 }
 
-/// What is enforced of tool calls.
+/// Enforcement of tool calls.
 #[cfg(feature = "chat")]
 #[derive(Args)]
 pub struct CallArgs {
@@ -71,16 +71,17 @@ pub struct CallArgs {
 
 #[cfg(feature = "chat")]
 impl CallArgs {
-    /// Says in a request what is enforced of its tools; nothing, unless it was asked for, where another constraint leaves no
-    /// room for it or the format is not known.
+    /// Sets how a request's tool calls are enforced. They are not, with a notice, beside another constraint, a
+    /// prefill or speculative decoding (an error with `--tool-choice`), or if the choice is `auto` and the call
+    /// format unknown.
     pub fn enforce(&self, request: &mut ChatRequest, chat: &ChatModel, guesses: bool) -> Result<(), Error> {
         let is_bound = guesses || request.prefill.is_some() || request.options.constraint.is_some();
         let choice = self.tool_choice.clone().unwrap_or_default();
         if is_bound && self.tool_choice.is_some() {
             return Err(Error::Option {
                 option: "tool_choice",
-                expected: "none of them".into(),
-                found: "its use with a constraint, prefill or speculative decoding".into(),
+                expected: "none of these".into(),
+                found: "a constraint, prefill or speculative decoding beside it".into(),
             });
         }
         if is_bound || (chat.format() == Format::Plain && choice == ToolChoice::Auto) {
@@ -97,7 +98,7 @@ impl CallArgs {
         request.tool_choice = choice;
         request.parallel_calls = !self.single_call;
         request.thinking = self.no_thinking.then_some(false);
-        // Tools that cannot be used are told before anything is asked.
+        // Reports unusable tools before the first message.
         chat.continue_text("", request).map(drop)
     }
 }

@@ -102,7 +102,7 @@ pub struct EmbedArgs {
     json_logs: bool,
 }
 
-/// Reads a pooling's name.
+/// Parses the name of a pooling.
 fn pooling() -> impl TypedValueParser<Value = Pooling> {
     PossibleValuesParser::new(Pooling::ALL.map(Pooling::name))
         .try_map(|name| Pooling::ALL.into_iter().find(|pooling| pooling.name() == name).ok_or("not a pooling"))
@@ -155,7 +155,7 @@ impl EmbedArgs {
         Ok(())
     }
 
-    /// What to write; an error if flags do not go together.
+    /// The output format. Fails if flags contradict each other.
     fn check(&self) -> Result<OutputFormat, EmbedError> {
         let usage = |message: &str| Err(EmbedError::Usage(message.into()));
         let io = self.io.of(&self.input)?;
@@ -175,7 +175,7 @@ impl EmbedArgs {
         Ok(format)
     }
 
-    /// The encoder, and what loads it again when the device is lost.
+    /// The encoder, and its recovery from a lost device.
     fn load(&self, log: Log) -> Result<(Embedder, Recovery<'_, Embedder>), EmbedError> {
         let device = self.device.choose()?;
         log.notices(device.info());
@@ -221,7 +221,7 @@ impl EmbedArgs {
     }
 }
 
-/// What tables say of the vectors in them.
+/// Metadata for tables with vectors.
 fn metadata(embedder: &Embedder) -> HashMap<String, String> {
     let entries = [
         ("model", embedder.name().to_string()),

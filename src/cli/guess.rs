@@ -1,4 +1,4 @@
-//! What guesses the next tokens: the text so far, or a smaller model.
+//! Speculative decoding: by prompt lookup, MTP head or draft model.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ pub struct GuessArgs {
     pub draft: DraftArgs,
 }
 
-/// A smaller model that guesses.
+/// A draft model.
 #[derive(Args)]
 pub struct DraftArgs {
     /// Speculative decoding with a smaller draft model of the same vocabulary; output is unchanged.
@@ -38,26 +38,26 @@ pub struct DraftArgs {
     pub n: u32,
 }
 
-/// A model that guesses, and how many tokens at a time.
+/// A session of the draft model, and the number of draft tokens per step.
 pub struct Draft {
     session: Session,
     n: u32,
 }
 
 impl GuessArgs {
-    /// Whether anything is to guess.
+    /// Whether speculative decoding is requested.
     pub fn is_asked_for(&self) -> bool {
         self.prompt_lookup > 0 || self.mtp > 0 || self.draft.path.is_some()
     }
 }
 
 impl DraftArgs {
-    /// Tokens that the model guesses at a time; 0 without one.
+    /// Draft tokens per step; 0 without a draft model.
     pub fn n(&self) -> u32 {
         if self.path.is_some() { self.n } else { 0 }
     }
 
-    /// The model that guesses, if there is to be one, where the other one is and with room for as long a text.
+    /// Loads the draft model, if one is given, on the device of `model` and for its context length.
     pub fn load(&self, model: &Model) -> Result<Option<Model>, Error> {
         let Some(path) = &self.path else { return Ok(None) };
         let file = ModelFile::open(path)?;
@@ -74,12 +74,12 @@ impl DraftArgs {
         .map(Some)
     }
 
-    /// The same for a session.
+    /// Loads the draft model for a session.
     pub fn load_session(&self, model: &Model) -> Result<Option<Draft>, Error> {
         self.load(model)?.map(|draft| Ok(Draft { session: draft.session()?, n: self.n })).transpose()
     }
 
-    /// The same for an engine: the model with it.
+    /// Loads the draft model for an engine and attaches it to `model`.
     pub fn load_with(&self, model: Model) -> Result<Model, Error> {
         match self.load(&model)? {
             Some(draft) => model.with_draft(&draft),
@@ -89,13 +89,13 @@ impl DraftArgs {
 }
 
 impl Draft {
-    /// Has it guess for a generation.
+    /// Attaches the draft model to a generation.
     pub fn guess_for<'s>(&'s mut self, generation: &mut Generation<'s>) -> Result<(), Error> {
         generation.draft_with(&mut self.session, self.n)
     }
 }
 
-/// What guessing was worth, where it was asked for.
+/// A summary of draft tokens, if speculative decoding is requested.
 pub fn told(is_asked_for: bool, speculation: Speculation) -> Option<String> {
     let Speculation { drafted, accepted, passes } = speculation;
     is_asked_for.then(|| match passes {

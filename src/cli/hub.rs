@@ -56,7 +56,7 @@ pub struct RmArgs {
 /// Models that are known to run.
 const AVAILABLE: &str = include_str!("../../assets/models.json");
 
-/// The table of them.
+/// The contents of `assets/models.json`.
 #[derive(Deserialize)]
 struct Table {
     models: Vec<Known>,
@@ -67,18 +67,18 @@ struct Table {
 struct Known {
     name: String,
     address: String,
-    /// What it is for: `chat` or `embed`.
+    /// `chat` or `embed`.
     r#use: String,
     quantisation: Option<String>,
-    /// About the size of its files.
+    /// Approximate size of the files.
     size_bytes: u64,
-    /// What keys and values of one token take as f16; none of an encoder.
+    /// KV cache of one token, as f16; `None` for encoders.
     cache_bytes_per_token: Option<u64>,
     licence: String,
 }
 
-/// Puts a file or folder in the place of an address; it is downloaded if it is not there. What is no address stays.
-/// `tell` hears what a person should know.
+/// Replaces an `hf:` address by its local file or folder, downloading it if necessary; other paths stay. Notices go
+/// to `tell`.
 ///
 /// # Errors
 /// Those of [`Hub::fetch`].
@@ -100,7 +100,7 @@ pub fn pull(args: &PullArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// Adds up what is in the cache, and says what was damaged. It is an error if that could not be downloaded again.
+/// Verifies cached files and reports damaged ones. Fails if one cannot be downloaded again.
 fn verify(address: Option<&Address>) -> Result<(), Failure> {
     let bar = progress_bar();
     let verified = Hub::from_env()?.verify(address, &mut |event| show(&bar, event));
@@ -191,7 +191,7 @@ pub fn rm(args: &RmArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// Fetches a model behind a progress bar, or with a line at the beginning and at the end where stderr is no terminal.
+/// Fetches a model, with a notice before and after a download, and a progress bar if stderr is a terminal.
 fn fetch(address: &Address, tell: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
     let hub = Hub::from_env()?;
     let bar = progress_bar();
@@ -232,7 +232,7 @@ fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// A day as 2026-11-25, in UTC. Years are counted from March, so that a leap day is a year's last.
+/// The date in UTC, such as 2026-11-25. Years start in March, so that a leap day is the last day.
 fn date(unix_seconds: u64) -> String {
     // Days since 0000-03-01; 400 years have 146,097 of them.
     let days = unix_seconds / 86_400 + 719_468;
@@ -283,6 +283,6 @@ mod tests {
             assert_eq!(model, PathBuf::from(path));
         }
         let error = localise(&mut PathBuf::from("hf:a"), &mut |_| {}).unwrap_err();
-        assert!(error.to_string().contains("`hf:a` is no address of a model"), "{error}");
+        assert!(error.to_string().contains("`hf:a` is not a model address"), "{error}");
     }
 }

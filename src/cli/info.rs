@@ -1,4 +1,4 @@
-//! `tilewright info`: what this machine offers.
+//! `tilewright info`: the adapters of this machine and the chosen device.
 
 use std::io::{self, Write};
 
@@ -36,7 +36,7 @@ pub fn info(args: &InfoArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// What is known of the device's driver.
+/// Self-test results and tuned choices for the device.
 fn tuning(device: &Device) -> serde_json::Value {
     let tuning = device.tuning();
     let banned = device.banned().into_iter();

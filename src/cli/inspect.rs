@@ -1,4 +1,4 @@
-//! `tilewright inspect`: what a model file holds.
+//! `tilewright inspect`: metadata, tensors and memory plan of a model file.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub struct InspectArgs {
     json: bool,
 }
 
-/// What files say, without any knowledge of models.
+/// Contents of the files, independent of the model's architecture.
 #[derive(Default)]
 struct Content {
     metadata: Vec<(String, serde_json::Value)>,
@@ -48,7 +48,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
         Some(path) => ModelFile::open(path),
         None => ModelFile::builtin(),
     };
-    // A file that cannot be run can still be looked at; the plan's place then says why.
+    // A file that cannot be run is still shown, with the error in place of the plan.
     let device = args.device.open()?;
     let PrecisionArgs { kv_type, exact } = args.precision;
     let options = LoadOptions { context_length: args.ctx, kv_type, exact, ..LoadOptions::default() };
@@ -62,7 +62,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     }
     let mut out = io::stdout().lock();
     for (key, value) in &content.metadata {
-        // Text shows without its JSON quotes.
+        // Strings are printed without JSON quotes.
         match value.as_str() {
             Some(text) => writeln!(out, "{key:<44} {text}")?,
             None => writeln!(out, "{key:<44} {value}")?,
@@ -113,7 +113,7 @@ fn as_json(content: &Content, plan: &Result<MemoryPlan, Error>) -> serde_json::V
     json!({ "metadata": metadata, "tensors": tensors, "memory": plan, "error": error })
 }
 
-/// Reads headers only; a folder's safetensors files are taken together.
+/// Reads headers only; for a folder, those of all its safetensors files.
 fn read(path: &Path) -> Result<Content, Error> {
     let is_safetensors = |path: &Path| path.extension().is_some_and(|ext| ext == "safetensors");
     if path.is_dir() {
@@ -147,7 +147,7 @@ fn gguf(bytes: &[u8]) -> Result<Content, Error> {
     Ok(Content { metadata, tensors: file.tensors })
 }
 
-/// A metadata value as JSON; arrays, which may be whole vocabularies, by their summary.
+/// A metadata value as JSON; arrays, which may be whole vocabularies, as a summary.
 fn plain(value: Value<'_>) -> serde_json::Value {
     if let Some(flag) = value.as_bool() {
         return flag.into();

@@ -1,4 +1,4 @@
-//! `--lora`: the adapter that a model is used with.
+//! `--lora`: a LoRA adapter for the model.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -6,7 +6,6 @@ use std::str::FromStr;
 use clap::Args;
 use tilewright::{Adapter, Error, Model};
 
-/// The adapter.
 #[derive(Args)]
 pub struct LoraArgs {
     /// LoRA adapter: GGUF file or PEFT folder, scaled by SCALE [default: 1].
@@ -14,7 +13,7 @@ pub struct LoraArgs {
     lora: Option<Lora>,
 }
 
-/// A file and a factor.
+/// An adapter's file or folder, and its scale.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
     path: PathBuf,
@@ -26,7 +25,7 @@ impl FromStr for Lora {
 
     fn from_str(text: &str) -> Result<Lora, String> {
         let whole = || Lora { path: text.into(), scale: 1.0 };
-        // A file may be called like that.
+        // The name of an existing file may contain a colon.
         if text.is_empty() || Path::new(text).exists() {
             return if text.is_empty() { Err("expected a file or a folder".into()) } else { Ok(whole()) };
         }
@@ -38,14 +37,14 @@ impl FromStr for Lora {
 }
 
 impl Lora {
-    /// Loads the adapter beside its model.
+    /// Loads the adapter for `model`.
     pub fn load(&self, model: &Model) -> Result<Adapter, Error> {
         model.load_adapter(&self.path, self.scale)
     }
 }
 
 impl LoraArgs {
-    /// The model with the adapter, if one was named.
+    /// The model with the adapter, if one is given.
     pub fn added_to(&self, model: Model) -> Result<Model, Error> {
         match &self.lora {
             None => Ok(model),

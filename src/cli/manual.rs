@@ -1,4 +1,4 @@
-//! `tilewright completions` and `tilewright man`: the command line in the words of shells and of `man`.
+//! `tilewright completions` and `tilewright man`: shell completions and manual pages.
 
 use std::fs;
 use std::io::{self, Write};
@@ -37,7 +37,7 @@ pub struct ManArgs {
 pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
     let mut command = Cli::command();
     let name = command.get_name().to_string();
-    // By way of memory: clap_complete panics where it cannot write, such as into a pipe that nobody reads any more.
+    // In memory first: clap_complete panics if a write fails, such as to a closed pipe.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, name, &mut script);
     print(&script)

@@ -1,4 +1,4 @@
-//! `tilewright run --parallel`: a text for each line of a file, several computed at once.
+//! `tilewright run --parallel`: continues each line of a file, with continuous batching.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use tilewright::{Error, GenerateOptions, Model, Recovery};
 
 use super::Failure;
 
-/// Options of single texts.
+/// Options for a single completion.
 const OF_ONE: &[&str] = &[
     "profile",
     "session",
@@ -40,14 +40,14 @@ pub struct ParallelArgs {
     pub parallel: Option<u32>,
 }
 
-/// A line's prompt and its text.
+/// The completion of a line.
 struct Line {
     at: usize,
     stream: Stream,
     seed: u64,
 }
 
-/// Prints the texts that continue the lines of `prompts`.
+/// Continues the lines of `prompts` and prints the texts in order.
 pub fn run(
     model: &Model,
     recovery: &mut Recovery<'_, Model>,
@@ -67,7 +67,7 @@ pub fn run(
     let (engine, mut driver) = Engine::new(model, &engine_options)?;
     let start = Instant::now();
     let stats = std::thread::scope(|scope| {
-        // What is computed is read elsewhere, so that neither waits for the other.
+        // Another thread prints, so that neither waits for the other.
         let printer = scope.spawn(move || {
             let printed = print_all(&engine, prompts, options, as_json);
             printed.map(|()| engine.stats())
@@ -100,7 +100,7 @@ fn print_all(
         let request = Request::new(ids, GenerateOptions { seed, ..options.clone() });
         let stream = loop {
             match engine.submit(request.clone()) {
-                // There is room again when the first text has ended.
+                // The queue has room once the first text has ended.
                 Err(error @ Error::Busy { .. }) => print(waiting.pop_front().ok_or(error)?, as_json)?,
                 submitted => break submitted?,
             }

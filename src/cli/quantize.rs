@@ -1,4 +1,4 @@
-//! `tilewright quantize`: a model file with its matrices in another type.
+//! `tilewright quantize`: converts the matrices of a model to another type.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -51,7 +51,7 @@ pub struct QuantizeArgs {
 
 pub fn quantize(args: &QuantizeArgs) -> Result<(), Failure> {
     if args.output.exists() && !args.force {
-        // Before anything is read; the library looks as well, and knows no `--force`.
+        // Before anything is read. The library checks this too, but its message does not mention `--force`.
         let source = io::Error::new(io::ErrorKind::AlreadyExists, "exists already; --force overwrites it");
         return Err(Error::Io { path: args.output.clone(), source }.into());
     }
@@ -85,7 +85,7 @@ pub fn quantize(args: &QuantizeArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// Says what is not as asked for.
+/// Prints notices on other types than requested, tensors quantised twice, and the importance matrix.
 fn tell(report: &QuantizeReport, args: &QuantizeArgs) {
     let fell_back: Vec<_> = report.tensors.iter().filter(|tensor| tensor.fell_back).collect();
     if let Some(first) = fell_back.first() {

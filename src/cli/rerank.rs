@@ -1,4 +1,4 @@
-//! `tilewright rerank`: texts by how well they answer a query.
+//! `tilewright rerank`: ranks texts by how well they answer a query.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -62,11 +62,11 @@ pub struct RerankArgs {
     json_logs: bool,
 }
 
-/// A record that was scored.
+/// A scored record.
 struct Scored {
     score: f32,
     record: u64,
-    /// What is printed of it.
+    /// The line to print.
     line: String,
 }
 
@@ -99,7 +99,7 @@ impl RerankArgs {
         let mut best: Vec<Scored> = Vec::new();
         for rows in input.batches {
             best.extend(self.scored(&mut score, &input.name, rows?, log)?);
-            // Of equal scores the one that was read first.
+            // Ties keep the input order.
             best.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.record.cmp(&b.record)));
             best.truncate(self.top_k.map_or(usize::MAX, usize::from));
         }
@@ -114,7 +114,7 @@ impl RerankArgs {
         Ok(())
     }
 
-    /// The records of a batch that have a text, with the scores that `score` gives to texts.
+    /// The records of a batch that have a text, with the scores from `score`.
     fn scored(
         &self,
         score: impl FnMut(&[&str]) -> Result<Vec<f32>, Error>,
@@ -140,7 +140,7 @@ impl RerankArgs {
         }
         let mut object: Map<String, Value> = serde_json::from_str(&rows.json(row)?)?;
         object.insert("record".into(), (rows.first_record + row as u64).into());
-        // With the digits that an f32 needs, and not those of its value as an f64.
+        // With the digits of an f32, not those of the same value as f64.
         object.insert("score".into(), serde_json::from_str(&serde_json::to_string(&score)?)?);
         serde_json::to_string(&object)
     }
@@ -155,7 +155,7 @@ impl RerankArgs {
             };
             Reranker::load(device, &self.model, options)
         })?;
-        // A model without a tokenizer, before anything is read.
+        // Fails for a model without a tokenizer, before any input is read.
         reranker.encode(&self.query, "")?;
         Ok(reranker)
     }

@@ -1,4 +1,4 @@
-//! `tilewright run`: text from a prompt.
+//! `tilewright run`: continues a prompt.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -103,13 +103,13 @@ impl FromStr for LayersOn {
     type Err = String;
 
     fn from_str(text: &str) -> Result<LayersOn, String> {
-        let wrong = || format!("`{text}`: expected a device and how many layers it computes, such as 1=12");
+        let wrong = || format!("`{text}`: expected a device and a number of layers, such as 1=12");
         let (device, n_layers) = text.rsplit_once('=').ok_or_else(wrong)?;
         Ok(LayersOn { device: parse_device(device)?, n_layers: n_layers.trim().parse().map_err(|_| wrong())? })
     }
 }
 
-/// What is rounded.
+/// Precision of KV cache and activations.
 #[derive(Args)]
 pub struct PrecisionArgs {
     /// KV cache type: f32, f16 or q8_0.
@@ -123,7 +123,7 @@ pub struct PrecisionArgs {
     pub exact: bool,
 }
 
-/// How tokens are chosen and when to stop.
+/// Sampling and stopping.
 #[derive(Args)]
 pub struct SamplingArgs {
     /// Maximum number of tokens to generate.
@@ -216,14 +216,14 @@ pub struct GenerateArgs {
     json: bool,
 }
 
-/// A token's id and what is added to its logit.
+/// Parses a token id and its logit bias.
 fn bias(text: &str) -> Result<(u32, f32), String> {
-    let wrong = || format!("`{text}`: expected the id of a token and a number, such as 15043=-100");
+    let wrong = || format!("`{text}`: expected a token id and a number, such as 15043=-100");
     let (id, bias) = text.split_once('=').ok_or_else(wrong)?;
     Ok((id.trim().parse().map_err(|_| wrong())?, bias.trim().parse().map_err(|_| wrong())?))
 }
 
-/// Tools whose calls are enforced. The prompt is continued as it is: what the model knows of them, it says.
+/// Tools whose calls are enforced. They are not added to the prompt, which must describe them itself.
 #[cfg(all(feature = "chat", feature = "grammar"))]
 #[derive(Args)]
 struct ToolArgs {
@@ -242,7 +242,7 @@ struct ToolArgs {
 
 #[cfg(all(feature = "chat", feature = "grammar"))]
 impl ToolArgs {
-    /// What reads the answer, and what enforces its calls.
+    /// The parser of the answer. Adds the constraint on tool calls to `options`.
     fn reader(
         &self,
         model: &Model,
@@ -265,7 +265,7 @@ impl ToolArgs {
 }
 
 impl GenerateArgs {
-    /// The model that guesses.
+    /// The draft model.
     pub fn draft(&mut self) -> Option<&mut PathBuf> {
         self.sampling.guess.draft.path.as_mut()
     }
@@ -276,22 +276,22 @@ impl ModelArgs {
         self.device.open()
     }
 
-    /// The devices that are asked for, where a command can use several.
+    /// The selected devices, for commands that can use several.
     #[cfg(feature = "serve")]
     ///
     /// # Errors
-    /// [`Error::Option`] for a name that is none.
+    /// [`Error::Option`] for an invalid name.
     pub fn devices(&self) -> Result<Vec<DeviceChoice>, Error> {
         self.device.choices()
     }
 
-    /// Opens one of them.
+    /// Opens one of these devices.
     #[cfg(feature = "serve")]
     pub fn open_one(&self, choice: &DeviceChoice) -> Result<Device, Error> {
         self.device.open_one(choice)
     }
 
-    /// How the model is loaded, but for layers on further devices.
+    /// Options for loading the model, without layers on further devices.
     pub fn options(&self) -> LoadOptions<'static> {
         LoadOptions {
             context_length: self.ctx.and_then(|ctx| if let Ctx::Of(n) = ctx { Some(n) } else { None }),
@@ -306,14 +306,14 @@ impl ModelArgs {
         }
     }
 
-    /// The further devices that compute layers, in order.
+    /// The devices of `--layers-on`, in order.
     #[cfg(feature = "serve")]
     pub fn layers_on(&self) -> impl Iterator<Item = &DeviceChoice> {
         self.layers_on.iter().map(|layers| &layers.device)
     }
 
-    /// What these are to compute for a model on this device, each opened by `open`: where there is no GPU, the CPU computes all
-    /// layers.
+    /// Opens the devices of `--layers-on` by `open`. If `device` is not a GPU, the CPU computes all layers, with a
+    /// notice.
     pub fn open_layers_on(
         &self,
         device: &Device,
@@ -331,14 +331,14 @@ impl ModelArgs {
         Ok(Vec::new())
     }
 
-    /// The model with the adapters that were named.
+    /// The model with its LoRA adapter, if any.
     #[cfg(feature = "serve")]
     pub fn adapted(&self, model: Model) -> Result<Model, Error> {
         self.lora.added_to(model)
     }
 
-    /// What loads the model onto the device, with a progress bar, and again when the device is lost. `draft`: the draft
-    /// model of an engine, which is loaded with it.
+    /// Loads the model with a progress bar, and again after a device loss. `draft`: the draft model of an engine,
+    /// loaded with the model.
     pub fn recovery<'a>(
         &'a self,
         path: Option<&'a Path>,
@@ -346,7 +346,7 @@ impl ModelArgs {
         draft: Option<&'a DraftArgs>,
     ) -> Recovery<'a, Model> {
         let mtp_tokens = guess.mtp > 0;
-        // What its opening had to say was said at the first time.
+        // The notices of opening were printed the first time.
         let open = move || self.device.choose();
         let load = move |device: &Device| {
             let layers_on = self.open_layers_on(device, |choice| self.device.open_one(choice))?;
@@ -365,7 +365,7 @@ impl ModelArgs {
     }
 }
 
-/// Loads a model, the built-in one without a path, behind a progress bar, which shows only on a terminal.
+/// Loads a model (without a path, the built-in one), with a progress bar on a terminal.
 pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> Result<Model, Error> {
     let loaded = with_loading_bar(|progress| {
         let options = LoadOptions { progress: Some(progress), ..options };
@@ -384,7 +384,7 @@ pub fn load(path: Option<&Path>, device: &Device, options: LoadOptions<'_>) -> R
     loaded
 }
 
-/// Says what of a model stays in its file.
+/// Reports the weights that are offloaded to disk.
 fn tell_streaming(streaming: &Streaming) {
     let &Streaming { n_layers, n_streamed, streamed_bytes, fitting_context, tables_bytes, experts, .. } = streaming;
     let hint = fitting_context.map_or(String::new(), |n| format!("; with --ctx {n} all of it would fit in memory"));
@@ -410,7 +410,7 @@ fn tell_streaming(streaming: &Streaming) {
     }
 }
 
-/// Loads something and shows the bytes of its weights on a bar, which is there only on a terminal.
+/// Calls `load` with a progress bar for the bytes of weights, shown only on a terminal.
 pub fn with_loading_bar<T>(load: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
     let bar = match io::stderr().is_terminal() {
         true => ProgressBar::new(0),
@@ -428,7 +428,7 @@ pub fn with_loading_bar<T>(load: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> 
 }
 
 impl SamplingArgs {
-    /// The options; a seed that was not given is taken from the clock.
+    /// The options; a missing seed is taken from the clock.
     pub fn options(&self) -> Result<GenerateOptions, Error> {
         Ok(GenerateOptions {
             max_tokens: self.max_tokens,
@@ -518,12 +518,12 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         ended = answer.take(reader.finish()).and(ended);
     }
     if !matches!(ended, Err(Failure::StdoutClosed)) {
-        // What stands on the screen after an error is not the whole text, and must not look so.
+        // The text before an error is not complete, and must not look so.
         answer.end(ended.is_err())?;
     }
     let read = reader.map(|_| (answer.thought, answer.text, answer.calls));
     drop(out);
-    // A device that took over counts from its opening on.
+    // The counters of a replacement device start at its opening.
     let before = if ended? > 0 { Counters::default() } else { before };
     let model = generation.session().model();
     let device = model.device();
@@ -582,7 +582,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Of all devices that compute layers.
+/// Counters of all devices of the model.
 fn counters_of(model: &Model) -> Counters {
     model.devices().fold(Counters::default(), |sum, device| sum + device.counters())
 }
@@ -618,7 +618,7 @@ fn summary(device: &Device, options: &GenerateOptions, reason: StopReason, prefi
     eprintln!("on {} ({}): {}", info.name, info.backend, info.reason);
 }
 
-/// What came of layers that were read from the file.
+/// Summary of disk offload.
 fn streamed(streaming: &Streaming) -> String {
     let Streaming { n_read, reading, .. } = streaming;
     if let Some(experts) = streaming.experts {

@@ -20,7 +20,7 @@ use super::lora::Lora;
 use super::run::{self, ModelArgs, with_loading_bar};
 use super::{Failure, hub, parse_bytes, save_pipeline_caches, tell_findings};
 
-/// The name of the model that is built in.
+/// Name of the built-in model.
 const BUILTIN: &str = "stories";
 
 const EXAMPLES: &str = "\
@@ -134,7 +134,7 @@ impl FromStr for ServedAdapter {
     }
 }
 
-/// How models are kept, and how many texts they compute.
+/// Batching, caching and loading of models.
 #[derive(Args)]
 struct EngineArgs {
     /// Maximum batch size: sequences that a model computes at a time.
@@ -182,7 +182,7 @@ struct EngineArgs {
     lazy: bool,
 }
 
-/// What clients may ask for.
+/// Limits on clients.
 #[derive(Args)]
 struct LimitArgs {
     /// Maximum number of tokens per answer [default: up to the context length].
@@ -215,17 +215,17 @@ fn parse_some_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// What loads models: each device is opened once, and again after it was lost.
+/// Loads models. Each device is opened once, and again after a loss.
 pub struct Loader {
     args: ModelArgs,
     engine: EngineOptions,
     template: Option<String>,
     adapters: Vec<ServedAdapter>,
     draft: Option<DraftArgs>,
-    /// Those that compute texts, then those that compute layers for them.
+    /// Devices of the engines, then those of `--layers-on`.
     places: Vec<Place>,
     n_engines: usize,
-    /// What was to be told before the server was there, until it is.
+    /// Notices held back until the server listens; then `None`.
     held: Mutex<Option<Vec<String>>>,
 }
 
@@ -246,7 +246,7 @@ impl Place {
 }
 
 impl Loader {
-    /// Loads models with these options, without adapters and a model that guesses.
+    /// Loads models with these options, without LoRA adapters or a draft model.
     pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Result<Arc<Loader>, Error> {
         Loader::with(args, engine, template, (Vec::new(), None))
     }
@@ -265,7 +265,7 @@ impl Loader {
         Ok(Arc::new(Loader { args, engine, template, adapters, draft, places, n_engines, held }))
     }
 
-    /// A model that is given as `[NAME=]MODEL`, or the built-in one.
+    /// The model given as `[NAME=]MODEL`, or the built-in one.
     pub fn spec(self: &Arc<Self>, given: Option<&str>) -> Result<ModelSpec, Error> {
         let (name, path) = match given {
             Some(given) => named(given).map(|(name, path)| (name, Some(path)))?,
@@ -286,17 +286,17 @@ impl Loader {
         Ok(spec.with_files(is_gguf, open).with_breakers(breakers).with_adapters(adapters))
     }
 
-    /// The adapters of the model of that name.
+    /// The LoRA adapters of a model.
     fn adapters_of(&self, model: &str) -> impl Iterator<Item = &ServedAdapter> {
         self.adapters.iter().filter(move |adapter| adapter.model.as_deref().is_none_or(|own| own == model))
     }
 
-    /// The first device, opened if it is not.
+    /// The first device, which is opened if necessary.
     pub fn device(&self) -> Result<Device, Error> {
         self.open(0)
     }
 
-    /// Loads a model where its breakers let it: one that continues texts onto every device, an encoder onto the first.
+    /// Loads a decoder on every device, an encoder on the first. An open breaker replaces its device by the CPU.
     fn load(self: &Arc<Self>, name: &str, path: Option<&Path>, breakers: &[Arc<Breaker>]) -> Result<Loaded, Error> {
         let mut models = Vec::new();
         for (i, breaker) in breakers.iter().enumerate() {
@@ -317,7 +317,7 @@ impl Loader {
         Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, self.template.as_deref())?)))
     }
 
-    /// Tells something once the server is there: its address comes first.
+    /// Prints a notice, but not before the server's address.
     fn tell(&self, notice: String) {
         match &mut *self.held.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(held) => held.push(notice),
@@ -325,7 +325,7 @@ impl Loader {
         }
     }
 
-    /// Tells what was held back.
+    /// Prints the notices held back.
     fn tell_held(&self) {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
         held.into_iter().flatten().for_each(|notice| tell(&notice));
@@ -387,7 +387,7 @@ impl Loader {
         }
     }
 
-    /// What makes that which loads a model anew, in the thread that computes.
+    /// Returns a function that makes a model's [`Recovery`] in the engine's thread.
     fn recovery(
         self: &Arc<Self>,
         name: &str,
@@ -404,7 +404,7 @@ impl Loader {
     }
 }
 
-/// A model before anything computes with it.
+/// A loaded model, before its engine starts.
 enum Loading {
     Encoder(Loaded),
     Decoder(Model),
@@ -414,10 +414,10 @@ fn tell(notice: &str) {
     eprintln!("notice: {notice}");
 }
 
-/// A model's name and its file.
+/// Parses `[NAME=]MODEL` into a name and a local path.
 fn named(given: &str) -> Result<(String, PathBuf), Error> {
     let (name, model) = match given.split_once('=') {
-        // A path may have such a sign as well.
+        // A path may contain `=` too.
         Some((name, model)) if !name.is_empty() && !name.contains(['/', '\\', ':']) => (Some(name), model),
         _ => (None, given),
     };
@@ -426,7 +426,7 @@ fn named(given: &str) -> Result<(String, PathBuf), Error> {
     let name = match name {
         Some(name) => name.to_owned(),
         None if model.starts_with("hf:") => model.trim_start_matches("hf:").to_owned(),
-        // Of a folder such as `.` it is the whole path that has one.
+        // A path such as `.` has a name only when made absolute.
         None => path
             .canonicalize()
             .unwrap_or_else(|_| path.clone())
@@ -442,7 +442,7 @@ fn named(given: &str) -> Result<(String, PathBuf), Error> {
     Ok((name, path))
 }
 
-/// Keys that are given, and those in files.
+/// API keys from arguments and files.
 fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
     let mut keys = given;
     for path in files {
@@ -530,7 +530,7 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         tls: tls_cert.zip(tls_key),
         tell: Some(Arc::new(|line: &str| eprintln!("error: {line}"))),
         log: args.log_requests.then(|| Arc::new(|line: &str| eprintln!("{line}")) as _),
-        // The standard has an empty variable mean none.
+        // By the OpenTelemetry specification, an empty variable is the same as none.
         #[cfg(feature = "telemetry")]
         otlp_endpoint: args.otlp_endpoint.filter(|endpoint| !endpoint.is_empty()),
     };
@@ -541,12 +541,12 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     eprintln!("serving {} at {scheme}://{}", names.join(", "), server.address());
     loader.tell_held();
     let served = runtime.block_on(server.run(ending(args.end_with_stdin)));
-    // Answers whose time is over are given up.
+    // Drops answers that outlast the grace period.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(served?)
 }
 
-/// Until a signal asks for the end, or standard input has one. A second signal does not wait for answers.
+/// Returns at a signal, or at the end of stdin if `with_stdin`. A second signal ends the program at once.
 async fn ending(with_stdin: bool) {
     tokio::select! {
         () = signalled() => {}
@@ -555,7 +555,7 @@ async fn ending(with_stdin: bool) {
     eprintln!("shutting down: waiting for running requests; a second signal stops them");
     tokio::spawn(async {
         signalled().await;
-        // What a shell reports for a program that Ctrl-C ended.
+        // The exit code of shells for a program that Ctrl-C ended.
         std::process::exit(130);
     });
 }
@@ -563,7 +563,7 @@ async fn ending(with_stdin: bool) {
 async fn input_ended() {
     let (sender, ended) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
-        // What cannot be read has ended as well.
+        // A read error counts as the end.
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
         let _ = sender.send(());
     });
@@ -580,7 +580,7 @@ async fn signalled() {
                 _ = terminate.recv() => {}
             }
         }
-        // Without signals, it runs until it is killed.
+        // Without signal handlers, the server runs until it is killed.
         _ => std::future::pending().await,
     }
 }
@@ -599,7 +599,7 @@ mod tests {
     #[test]
     fn keys_come_from_arguments_and_files() {
         let file = std::env::temp_dir().join(format!("tilewright-keys-{}", std::process::id()));
-        // As Windows writes it.
+        // With a byte order mark and CRLF, as on Windows.
         std::fs::write(&file, "\u{feff}one\r\n\r\n two \r\n").unwrap();
         assert_eq!(keys(vec!["zero".into()], std::slice::from_ref(&file)).unwrap(), ["zero", "one", "two"]);
         std::fs::write(&file, "\u{feff}three\r\nfour").unwrap();

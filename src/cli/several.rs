@@ -1,4 +1,4 @@
-//! Several texts of one prompt: drawn one after the other, or found by beam search.
+//! Several completions of one prompt: sampled one after the other, or by beam search.
 
 use std::io::{self, Write};
 
@@ -9,7 +9,7 @@ use tilewright::{Error, GenerateOptions, Session};
 
 use super::{Failure, print_json};
 
-/// Options that say how a text is drawn, or that its tokens are looked at one by one: a search does neither.
+/// Sampling options and options about single tokens, which beam search does not support.
 const OF_DRAWS: [&str; 14] = [
     "count",
     "profile",
@@ -43,7 +43,7 @@ pub struct SeveralArgs {
 }
 
 impl SeveralArgs {
-    /// Prints the texts, or their token ids, if several are asked for, and tells whether they were.
+    /// Prints the completions, or their token ids, and returns `true` if several are requested.
     pub fn print(
         &self,
         session: &mut Session,
@@ -97,11 +97,11 @@ fn shown(ids: &[u32]) -> String {
     ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Which tokens may come is not told to a search.
+/// Refuses a constraint, which beam search does not support.
 fn refuse_constraint(options: &GenerateOptions) -> Result<(), Error> {
     #[cfg(feature = "grammar")]
     if options.constraint.is_some() {
-        let (expected, found) = ("no constraint with it".into(), "a constraint".into());
+        let (expected, found) = ("no constraint".into(), "a constraint".into());
         return Err(Error::Option { option: "beams", expected, found });
     }
     let _ = options;

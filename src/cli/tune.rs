@@ -1,4 +1,4 @@
-//! `tilewright tune`: the fastest ways to take a model's matrix products on this device.
+//! `tilewright tune`: measures the fastest kernels for a model's matrix products on this device.
 
 use std::io::{self, Write};
 use std::path::PathBuf;

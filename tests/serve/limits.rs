@@ -47,7 +47,7 @@ const TESTS: &[(&str, Test)] = &[
     ("stop bytes", Here(stop_bytes)),
     ("salt bytes", Here(salt_bytes)),
     ("biases", Here(biases)),
-    ("guessed tokens", Here(guessed_tokens)),
+    ("draft tokens", Here(guessed_tokens)),
     ("likeliest tokens", Here(likeliest_tokens)),
     ("tools", Here(tools)),
     ("echoed bytes", Here(echoed_bytes)),

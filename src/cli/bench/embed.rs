@@ -1,4 +1,4 @@
-//! `tilewright bench embed`: batches of a text encoder on the device's roofline, and what its pipeline gains.
+//! `tilewright bench embed`: batches of a text encoder on the device's roofline, and the gain from its pipeline.
 
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use super::{parse_ms, print_csv, print_device};
 use crate::cli::run::with_loading_bar;
 use crate::cli::{DeviceArgs, Failure, print_json, read_text, show_bytes};
 
-/// Made-up texts, or as many as the largest batch has.
+/// Generated texts; more if a batch is larger.
 const MADE_UP: usize = 256;
 
 #[derive(Args)]
@@ -107,7 +107,7 @@ pub fn bench(args: &EmbedBenchArgs) -> Result<(), Failure> {
     if let Some(Naive { n_texts, texts_per_second, gain }) = naive {
         writeln!(
             out,
-            "\nloaded for each of {n_texts} texts: {texts_per_second:.2} texts/s; all at once {gain:.1} times as many"
+            "\nloaded for each of {n_texts} texts: {texts_per_second:.2} texts/s; one call {gain:.1} times as fast"
         )?;
     }
     Ok(out.flush()?)
@@ -124,7 +124,7 @@ impl EmbedBenchArgs {
         let lines = content.lines().filter(|line| !line.trim().is_empty() && seen.insert(*line));
         let texts: Vec<String> = lines.map(str::to_owned).collect();
         match texts.is_empty() {
-            true => Err(Error::Option { option: "texts", expected: "a text on a line".into(), found: "none".into() }),
+            true => Err(Error::Option { option: "texts", expected: "a line with text".into(), found: "none".into() }),
             false => Ok(texts),
         }
     }
@@ -134,7 +134,7 @@ fn about(embedder: &Embedder) -> Result<String, Error> {
     let types: Vec<&str> = embedder.block_types().iter().map(|t| t.name()).collect();
     let weights = show_bytes(embedder.plan()?.weights_bytes);
     let most = embedder.max_batch_tokens();
-    Ok(format!("{} ({}, weights {weights}, up to {most} tokens a pass)", embedder.name(), types.join(" ")))
+    Ok(format!("{} ({}, weights {weights}, up to {most} tokens per pass)", embedder.name(), types.join(" ")))
 }
 
 fn print_batches(out: &mut impl Write, rows: &[EmbedRow]) -> io::Result<()> {

@@ -12,12 +12,12 @@ use tilewright::Error;
 
 use super::super::{Failure, read_text};
 
-/// What the page says where it is filled in.
+/// The parts of the page to fill in.
 const POLICY: [&str; 2] = ["<meta http-equiv=\"Content-Security-Policy\" content=\"", "\">"];
 const STYLE: &str = "<link rel=\"stylesheet\" href=\"dashboard.css\">";
 const SCRIPT: &str = "<script type=\"module\" src=\"dashboard.js\"></script>";
 
-/// A page to be filled in, and where it goes.
+/// A page to fill in, and its output path.
 pub struct Page {
     to: PathBuf,
     html: String,
@@ -30,10 +30,10 @@ fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error + '_ {
 }
 
 impl Page {
-    /// Reads what the page is made of, before anything is measured.
+    /// Reads the page's parts, before anything is measured.
     ///
     /// # Errors
-    /// [`Error::Option`] for a folder without the page, and for a file to write that is none.
+    /// [`Error::Option`] for a folder without the page, or an output that is not an HTML file.
     pub fn open(to: &Path, folder: &Path) -> Result<Page, Error> {
         let is_page = |name: &str| name.ends_with(".html") || name.ends_with(".htm");
         if !to.file_name().and_then(|name| name.to_str()).is_some_and(is_page) || to.is_dir() {
@@ -42,7 +42,7 @@ impl Page {
         }
         let read = |name: &str| {
             let text = fs::read_to_string(folder.join(name)).ok()?;
-            // Maps of sources are for the page that has its files beside it.
+            // Source maps only work beside the source files.
             let lines = text.lines().filter(|line| !line.contains("# sourceMappingURL="));
             Some(lines.collect::<Vec<_>>().join("\n"))
         };
@@ -56,7 +56,7 @@ impl Page {
             _ => return Err(wrong()),
         };
         let has = |part: &str| page.html.matches(part).count() == 1;
-        // Nothing of them may end the element that they become the text of.
+        // Neither may end the element that it is put into.
         let is_safe = !page.js.contains("</script") && !page.css.contains("</style");
         match [POLICY[0], STYLE, SCRIPT].into_iter().all(has) && is_safe {
             true => Ok(page),
@@ -64,7 +64,7 @@ impl Page {
         }
     }
 
-    /// Writes the page with what was measured.
+    /// Writes the page with its data.
     pub fn write(&self, parts: &[Value]) -> Result<(), Failure> {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let data = json!({
@@ -90,7 +90,7 @@ impl Page {
             hash(&self.js),
             hash(&self.css),
         );
-        // A block of data is not run, but what it says must not end it.
+        // A data block is not run, but its text must not end it.
         let data = data.to_string().replace('<', "\\u003c");
         let (before, rest) = self.html.split_once(POLICY[0])?;
         let (_, after) = rest.split_once(POLICY[1])?;
@@ -105,10 +105,10 @@ impl Page {
     }
 }
 
-/// What other benches have printed.
+/// The `--json` output of other benches.
 ///
 /// # Errors
-/// [`Error::Io`] for files that cannot be read, [`Error::Option`] for others.
+/// [`Error::Io`] for unreadable files, [`Error::Option`] for files without such output.
 pub fn read(paths: &[PathBuf]) -> Result<Vec<Value>, Error> {
     let mut parts = Vec::new();
     for path in paths {

@@ -17,7 +17,7 @@ use crate::cli::{DeviceArgs, Failure, print_json, show_bytes};
 /// Shapes of the paper's experiments: MovieLens 1M and 20M, Amazon Books.
 const PAPER: [[u32; 3]; 3] = [[8, 4, 64], [8, 4, 128], [8, 8, 32]];
 const PAPER_HIDDEN: u32 = 128;
-/// Queries that searches are tried with.
+/// Queries of each search.
 const QUERIES: usize = 32;
 
 #[derive(Args)]
@@ -91,7 +91,7 @@ pub fn bench(args: &MolBenchArgs) -> Result<(), Failure> {
     let limits = Limits { seconds: args.max_ms.map(|ms| ms / 1e3), bytes: args.max_mb.map(|mb| mb << 20) };
     let device = args.device.open()?;
     let probes = pollster::block_on(Probes::measure(&device))?;
-    // A GPU is busy with more.
+    // A GPU needs more items to be busy.
     let usual = if device.is_gpu() && device.info().tier != "scalar" { 1 << 14 } else { 1 << 11 };
     let strip = args.strip.unwrap_or(usual);
     let mut tables = Vec::new();
@@ -138,7 +138,7 @@ pub fn bench(args: &MolBenchArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// Measures the first plans of each batch size that fit the limits. What they need of the device's tuning is kept.
+/// Measures the first plans of each batch size that fit the limits, and saves the tuning made for them.
 fn settle(device: &Device, plans: &mut [MolPlan], args: &MolBenchArgs, limits: &Limits) -> Result<Device, Failure> {
     let mut device = device.clone();
     for &n_queries in &args.batch {
@@ -168,7 +168,7 @@ async fn try_searches(device: &Device, path: &Path, args: &MolBenchArgs) -> Resu
     let mut numbers = normal(1);
     let mut take = |n: usize| -> Vec<f32> { numbers.by_ref().take(n).collect() };
     let queries = take(QUERIES * query_dim);
-    // In parts, so that vectors and what is made of them are not all in memory.
+    // In parts, so that not all vectors and components are in memory at a time.
     const PART: u64 = 1 << 16;
     for first in (0..args.items).step_by(PART as usize) {
         let n = PART.min(args.items - first) as usize;
@@ -207,13 +207,13 @@ fn print_rows(out: &mut impl Write, shape: &MolShape, strip: u32, rows: &[MolRow
     if let (Some(mixture), Some(chain), Some(dots)) = (row("mixture"), row("chain"), row("dot product")) {
         writeln!(
             out,
-            "the chain takes {:.2} x the mixture, at most {:.2} x if the mixture took its least time",
+            "the chain takes {:.2} x the mixture's time, {:.2} x its lower bound",
             chain.seconds / mixture.seconds,
             chain.seconds / mixture.least_seconds,
         )?;
         writeln!(
             out,
-            "the mixture takes {:.2} x the dot product, at least {:.2} x: it has {:.0} times the operations",
+            "the mixture takes {:.2} x the dot product's time, at least {:.2} x, with {:.0} times the operations",
             mixture.seconds / dots.seconds,
             mixture.least_seconds / dots.seconds,
             mixture.flop as f64 / dots.flop as f64,

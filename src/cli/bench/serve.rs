@@ -1,4 +1,4 @@
-//! `tilewright bench serve`: a server under load, by clients at once and by requests a second.
+//! `tilewright bench serve`: a server under load, by number of clients and by request rate.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -133,7 +133,7 @@ pub fn bench(args: ServeBenchArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// A server in a thread of this process, which ends with it.
+/// A server in a thread of this process; dropping it ends the server.
 struct OwnServer {
     address: SocketAddr,
     device: serde_json::Value,
@@ -226,7 +226,7 @@ fn print_row(out: &mut impl Write, row: &ServeRow) -> io::Result<()> {
         ms(&row.between_tokens_seconds),
         ms(&row.request_seconds),
     )?;
-    // Loads may take long.
+    // Show the row before the next load, which may take long.
     out.flush()
 }
 

@@ -1,4 +1,4 @@
-//! Reading records, batch by batch: never a whole file.
+//! Reads records batch by batch, never a whole file.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -12,9 +12,9 @@ use super::error::{BadRecord, EmbedError, Fault};
 use super::rows::{Cells, Records};
 use super::tables::{self, Columns};
 
-/// A longer line is refused: it would fill the memory.
+/// Longer lines are refused, to bound memory.
 pub const MAX_LINE_BYTES: usize = 16 << 20;
-/// A batch of lines ends here even if it has few, so that memory and the offsets of a column suffice.
+/// A batch of lines ends at this size, to bound memory and to fit the offsets of an Arrow column.
 pub const MAX_BATCH_BYTES: usize = 64 << 20;
 
 /// How the input is laid out.
@@ -37,7 +37,7 @@ pub enum InputFormat {
 }
 
 impl InputFormat {
-    /// The format itself, where it is `auto`.
+    /// Resolves `auto` by the file's extension.
     pub fn of(self, path: &Path) -> Result<InputFormat, EmbedError> {
         if self.is_file() && path.as_os_str() == "-" {
             let fault = "parquet and arrow-file cannot be read from stdin, they need a file";
@@ -62,33 +62,33 @@ impl InputFormat {
         }
     }
 
-    /// Whether it is read from its end, which a pipe shows last.
+    /// Whether the format is read from its end, which a pipe does not allow.
     fn is_file(self) -> bool {
         matches!(self, InputFormat::ArrowFile | InputFormat::Parquet)
     }
 }
 
-/// Where records come from.
+/// An open input.
 pub struct Input {
     /// File, or `stdin`.
     pub name: String,
-    /// Columns; `None` for lines of text and of JSON.
+    /// Columns; `None` for text and JSON lines.
     pub columns: Option<Columns>,
     pub batches: Box<dyn Iterator<Item = Result<Records, EmbedError>> + Send>,
 }
 
-/// What is read, and how.
+/// Where and how to read.
 pub struct Source<'a> {
     pub path: &'a Path,
     pub format: InputFormat,
     /// Column with the texts.
     pub column: &'a str,
-    /// Records that are read together, where the input is not in batches of its own.
+    /// Records per batch, unless the input has batches of its own.
     pub batch_size: usize,
 }
 
 impl Source<'_> {
-    /// Opens the input and reads as much of it as its columns take.
+    /// Opens the input and reads its columns' names and types.
     pub fn open(&self) -> Result<Input, EmbedError> {
         let name = match self.path.to_str() {
             Some("-") => "stdin".to_string(),
@@ -112,7 +112,7 @@ impl Source<'_> {
         }
     }
 
-    /// Lines of text are records with nothing but that text.
+    /// Each line is a record with only that text.
     fn text(&self, name: String) -> Result<Input, EmbedError> {
         self.lines(name, |line, column| {
             let (text, fault) = match utf8(line) {
@@ -133,7 +133,7 @@ impl Source<'_> {
         })
     }
 
-    /// Records of a line each, which `record` reads: what it holds, and what is wrong with it.
+    /// One record per line. `record` parses a line into its fields and a fault, if any.
     fn lines(
         &self,
         name: String,
@@ -159,7 +159,7 @@ impl Source<'_> {
     }
 }
 
-/// Lines, some at a time.
+/// Lines in batches.
 struct Lines {
     reader: Box<dyn BufRead + Send>,
     name: String,
@@ -195,7 +195,7 @@ impl Iterator for Lines {
     }
 }
 
-/// The next line without its end, nor the mark that Windows puts at the beginning of a file; `None` at the end.
+/// The next line, without its line ending or a byte order mark at the start of the file; `None` at the end.
 fn line(reader: &mut impl BufRead, is_first: bool) -> io::Result<Option<Result<Vec<u8>, Fault>>> {
     let mut line = Vec::new();
     if reader.by_ref().take(MAX_LINE_BYTES as u64).read_until(b'\n', &mut line)? == 0 {
@@ -219,7 +219,7 @@ pub fn utf8(bytes: Vec<u8>) -> Result<String, Fault> {
     String::from_utf8(bytes).map_err(|error| Fault::NotUtf8(error.utf8_error().valid_up_to()))
 }
 
-/// The object in a line; a string alone is one with nothing but the text.
+/// Parses a line as an object; a bare string becomes the text of one.
 fn object(line: &[u8], column: &str) -> Result<Map<String, Value>, Fault> {
     let text = std::str::from_utf8(line).map_err(|error| Fault::NotUtf8(error.valid_up_to()))?;
     match serde_json::from_str(text)? {

@@ -1,5 +1,5 @@
-//! Records from an input through a model to an output. While the device works on a batch, the next one is read and the
-//! one before is written.
+//! Streams records from an input through a model to an output. While the device computes a batch, the next one is
+//! read and the previous one is written.
 
 use std::fs::File;
 use std::io::Write;
@@ -18,10 +18,10 @@ use super::log::{Log, Progress};
 use super::output::Output;
 use super::rows::{Embedded, Records};
 
-/// Batches that wait between two stages.
+/// Batches queued between two stages.
 const AHEAD: usize = 2;
 
-/// What becomes of a record without a text.
+/// What to do with a record without a valid text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnError {
     /// End with an error.
@@ -30,26 +30,26 @@ pub enum OnError {
     Skip,
 }
 
-/// How records are treated.
+/// An embedding job.
 pub struct Job<'a> {
     /// Column with the texts.
     pub column: &'a str,
     pub on_error: OnError,
-    /// Whether a record whose text is null is one without a vector, and not an error.
+    /// Whether a null text gets a null vector instead of an error.
     pub has_nulls: bool,
     pub log: Log,
     pub progress: Progress,
     pub skipped: Skipped,
 }
 
-/// Records that were left without a vector.
+/// The skipped records.
 pub struct Skipped {
     file: Option<(PathBuf, File)>,
     n_records: u64,
 }
 
 impl Skipped {
-    /// To be written to a file of JSON lines, or told on stderr.
+    /// Reports skipped records to a file, as JSON lines, or else to stderr.
     pub fn create(path: Option<&Path>) -> Result<Skipped, EmbedError> {
         let create = |path: &Path| match File::create(path) {
             Ok(file) => Ok((path.to_path_buf(), file)),
@@ -74,8 +74,8 @@ impl Skipped {
 }
 
 impl Job<'_> {
-    /// Takes all records through `embed`, which makes the vectors of some texts, `[n, dims]`, and tells how many texts
-    /// it has done.
+    /// Embeds all records. `embed` returns the vectors of some texts, `[n, dims]`, and reports how many texts are
+    /// done.
     pub fn run(
         mut self,
         input: Input,
@@ -84,7 +84,7 @@ impl Job<'_> {
     ) -> Result<(), EmbedError> {
         let (name, batches) = (input.name, input.batches);
         let (to_model, from_input) = mpsc::sync_channel(AHEAD);
-        // Not joined if the job ends early: it may wait for a stdin that nobody closes.
+        // Not joined if the job ends early: it may be blocked on stdin.
         let reader = thread::spawn(move || {
             for rows in batches {
                 let is_last = rows.is_err();
@@ -105,20 +105,20 @@ impl Job<'_> {
             let batch = self.embed(&name, rows, n_records, &mut embed)?;
             n_records += n_rows;
             self.progress.show(n_records);
-            // The writer's own error is what counts.
+            // The writer's own error is returned below.
             to_output.send(batch).map_err(|_| EmbedError::StdoutClosed)
         });
         drop(to_output);
         let output = writer.join().unwrap_or_else(|panic| resume_unwind(panic))?;
         outcome?;
-        // Its channel is closed, so it has ended; one that panicked is not one that came to the end.
+        // Its channel is closed, so it has ended. A panic must not pass for the end of the input.
         reader.join().unwrap_or_else(|panic| resume_unwind(panic));
         output.finish()?;
         self.progress.finish(n_records, self.skipped.n_records);
         Ok(())
     }
 
-    /// The vectors of a batch, behind `n_before` records.
+    /// Embeds a batch that follows `n_before` records.
     fn embed(
         &mut self,
         name: &str,
@@ -146,8 +146,8 @@ impl Job<'_> {
     }
 }
 
-/// What `model` makes of the texts of a batch, with the rows that have one. Where records may be skipped, one whose text
-/// the model refuses is a bad one, and the others are tried again.
+/// Runs `model` on the texts of a batch; returns the rows that have one, and the result. With [`OnError::Skip`], a
+/// text that the model refuses makes its record bad, and the others run again.
 pub fn of_texts<T>(
     rows: &mut Records,
     name: &str,
@@ -171,7 +171,7 @@ pub fn of_texts<T>(
                     source @ Error::Tokenizer { .. } => {
                         rows.bad.push(BadRecord { input: name.into(), record, fault: Fault::Text(source) });
                     }
-                    // Not the text's fault.
+                    // Not caused by the text.
                     source => {
                         let (record, source) = (record as usize, Box::new(source));
                         return Err(Error::InRecord { record, source }.in_file(name).into());

@@ -1,4 +1,4 @@
-//! In place of `tables.rs` in builds without the feature `tables`: there are no tables, so no value of these types.
+//! Replaces `tables.rs` in builds without the feature `tables`. Its types have no values.
 
 use super::error::EmbedError;
 use super::input::{Input, InputFormat, Source};
@@ -52,7 +52,7 @@ pub fn open(source: &Source, _format: InputFormat, _name: String) -> Result<Inpu
     Err(EmbedError::without_tables(source.path))
 }
 
-/// Lines stay lines: what would need columns is refused when the output is opened.
+/// Returns the input unchanged; formats with columns are refused when the output is opened.
 pub fn tabled(input: Input, _text_column: &str) -> Result<Input, EmbedError> {
     Ok(input)
 }

@@ -1,4 +1,4 @@
-//! Writing records with their vectors, batch by batch.
+//! Writes records with their vectors, batch by batch.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use super::input::{Input, InputFormat};
 use super::rows::Embedded;
 use super::tables::Writer;
 
-/// Bytes of an npy file before its numbers, so that the number of rows can be put in at the end.
+/// Size of an npy file's header. It is fixed, so that the number of rows can be written at the end.
 const NPY_HEADER_BYTES: usize = 128;
 
 /// How the output is laid out.
@@ -33,7 +33,7 @@ pub enum OutputFormat {
 }
 
 impl OutputFormat {
-    /// By the file's extension; on stdout what the input is, if it is a stream of Arrow's, else lines of JSON.
+    /// By the file's extension. On stdout, an Arrow stream for input that is one, else JSON lines.
     pub fn of(path: &Path, input: InputFormat) -> Result<OutputFormat, EmbedError> {
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
         Ok(match extension.to_ascii_lowercase().as_str() {
@@ -49,7 +49,7 @@ impl OutputFormat {
         })
     }
 
-    /// Itself, if this build can write it.
+    /// The same format, if this build can write it.
     pub fn available(self, path: &Path) -> Result<OutputFormat, EmbedError> {
         match self.is_tabular() && !cfg!(feature = "tables") {
             true => Err(EmbedError::without_tables(path)),
@@ -57,7 +57,7 @@ impl OutputFormat {
         }
     }
 
-    /// Whether it is made of columns.
+    /// Whether the format has columns.
     pub fn is_tabular(self) -> bool {
         !matches!(self, OutputFormat::Npy | OutputFormat::Jsonl)
     }
@@ -68,20 +68,20 @@ impl OutputFormat {
     }
 }
 
-/// What is written, and where.
+/// Where and how to write.
 pub struct Target<'a> {
     pub path: &'a Path,
     pub format: OutputFormat,
-    /// Name of the column of vectors.
+    /// Name of the vector column.
     pub column: &'a str,
     /// Elements of a vector.
     pub dims: u32,
-    /// What a table says of its vectors.
-    #[cfg_attr(not(feature = "tables"), expect(dead_code, reason = "only tables have a place for it"))]
+    /// Metadata of a table.
+    #[cfg_attr(not(feature = "tables"), expect(dead_code, reason = "only tables have metadata"))]
     pub metadata: HashMap<String, String>,
 }
 
-/// Where records go.
+/// An open output.
 pub struct Output {
     path: PathBuf,
     column: String,
@@ -96,7 +96,7 @@ enum Encoder {
 }
 
 impl Target<'_> {
-    /// Opens the output for records of `input`, and writes what comes before them.
+    /// Opens the output for records of `input` and writes its header.
     pub fn open(&self, input: &Input) -> Result<Output, EmbedError> {
         if let Some(columns) = &input.columns {
             columns.check_output(&input.name, self.column, self.format)?;
@@ -116,7 +116,7 @@ impl Target<'_> {
 }
 
 impl Output {
-    /// Writes a batch; whoever reads a pipe has it then.
+    /// Writes a batch. In a format for pipes, the reader gets it at once.
     pub fn write(&mut self, batch: &Embedded) -> Result<(), EmbedError> {
         let dims = self.dims as usize;
         match &mut self.encoder {
@@ -131,7 +131,7 @@ impl Output {
         .map_err(|error| EmbedError::write(&self.path, error))
     }
 
-    /// Writes what comes after the last record, and puts a file in its place: a broken job leaves none.
+    /// Completes the output and moves a file to its final path. A failed job leaves no file.
     pub fn finish(self) -> Result<(), EmbedError> {
         let sink = match self.encoder {
             Encoder::Npy { mut sink, n_rows } => {
@@ -150,7 +150,7 @@ impl Output {
 fn jsonl(sink: &mut Sink, batch: &Embedded, column: &str, dims: usize) -> io::Result<()> {
     for (row, vector) in batch.vectors(dims).enumerate() {
         let mut line = batch.rows.json(row)?;
-        // The vector is appended as text: numbers of 32 bits are shorter than what a JSON value would make of them.
+        // The vector is appended as text: a JSON value stores f64, which prints more digits than f32.
         line.pop();
         let comma = if line.len() > 1 { "," } else { "" };
         writeln!(sink, "{line}{comma}{}:{}}}", serde_json::to_string(column)?, serde_json::to_string(&vector)?)?;
@@ -158,7 +158,7 @@ fn jsonl(sink: &mut Sink, batch: &Embedded, column: &str, dims: usize) -> io::Re
     sink.flush()
 }
 
-/// NEP 1, version 1.0: magic, version, length, and a Python dictionary, padded to a length that any number of rows fits.
+/// NEP 1, version 1.0: magic, version, length and a Python dictionary, padded to fit any number of rows.
 fn npy_header(n_rows: u64, dims: u32) -> [u8; NPY_HEADER_BYTES] {
     let mut header = [b' '; NPY_HEADER_BYTES];
     let dictionary = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({n_rows}, {dims}), }}");
@@ -169,10 +169,10 @@ fn npy_header(n_rows: u64, dims: u32) -> [u8; NPY_HEADER_BYTES] {
     header
 }
 
-/// A file that is complete or not there, or stdout.
+/// Stdout, or a file that appears under its name only when it is complete.
 pub struct Sink {
     writer: BufWriter<Stream>,
-    /// Where the file is until it is complete.
+    /// Path of the file until it is complete.
     partial: Option<PathBuf>,
 }
 
@@ -186,7 +186,7 @@ impl Sink {
         if path.as_os_str() == "-" {
             return Ok(Sink { writer: BufWriter::new(Stream::Stdout(io::stdout())), partial: None });
         }
-        // Pipes and devices are written as they are.
+        // Pipes and devices are written directly.
         let is_special = fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());
         let partial = (!is_special).then(|| {
             let mut name = path.as_os_str().to_owned();
@@ -195,7 +195,7 @@ impl Sink {
         });
         let file = match &partial {
             Some(partial) => {
-                // An earlier run may have left one. What a link of that name leads to is never written to.
+                // An earlier run may have left one. If it is a link, the link's target is never written.
                 let _ = fs::remove_file(partial);
                 File::create_new(partial)?
             }
@@ -216,7 +216,7 @@ impl Sink {
 impl Drop for Sink {
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
-            // It is no harm if it stays.
+            // A leftover file does no harm.
             let _ = fs::remove_file(partial);
         }
     }

@@ -1,4 +1,4 @@
-//! Tables of texts: Arrow, CSV and Parquet. Their columns pass through as they are.
+//! Tables of texts: Arrow, CSV and Parquet. Their columns pass through unchanged.
 
 mod csv;
 mod objects;
@@ -23,14 +23,14 @@ use super::input::{Input, InputFormat, Source};
 use super::output::{OutputFormat, Sink, Target};
 use super::rows::{Cells, Embedded, Records};
 
-/// Names and types of a table's columns, and what it says of itself.
+/// Names and types of a table's columns, and its metadata.
 pub struct Columns(SchemaRef);
 
 /// Records in columns.
 pub struct Table(RecordBatch);
 
 impl Columns {
-    /// Whether a column `out_column` can be added, and all of them be written as `format`.
+    /// Checks that a column `out_column` can be added, and that `format` can hold all columns.
     pub fn check_output(&self, input: &str, out_column: &str, format: OutputFormat) -> Result<(), EmbedError> {
         if self.0.field_with_name(out_column).is_ok() {
             let fault = format!("has a column `{out_column}` already; choose another name with --out-column");
@@ -45,7 +45,7 @@ impl Columns {
         Ok(())
     }
 
-    /// Whether there is a column of this name that holds texts.
+    /// Checks that `column` exists and holds text.
     fn check_text(&self, input: &str, column: &str) -> Result<(), EmbedError> {
         let Ok(field) = self.0.field_with_name(column) else {
             let columns: Vec<&str> = self.0.fields().iter().map(|field| field.name().as_str()).collect();
@@ -65,7 +65,7 @@ impl Table {
         self.0.num_rows()
     }
 
-    /// The texts of a column; none where it is no column of texts.
+    /// The texts of a column; all `None` if it holds no text.
     pub fn texts(&self, column: &str) -> Vec<Option<&str>> {
         let Some(column) = self.0.column_by_name(column) else { return vec![None; self.n_rows()] };
         match column.data_type() {
@@ -76,7 +76,7 @@ impl Table {
         }
     }
 
-    /// A record as an object in one line.
+    /// A record as a JSON object in one line.
     pub fn json(&self, row: usize) -> serde_json::Result<String> {
         let cells = self.0.schema_ref().fields().iter().zip(self.0.columns());
         let object: Map<_, _> =
@@ -90,7 +90,7 @@ fn holds_text(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View)
 }
 
-/// Opens a table and reads as much of it as its columns need.
+/// Opens a table and reads its schema.
 pub fn open(source: &Source, format: InputFormat, name: String) -> Result<Input, EmbedError> {
     let bad = |error: ArrowError| EmbedError::input(&name, error);
     let input = match format {
@@ -115,7 +115,7 @@ pub fn open(source: &Source, format: InputFormat, name: String) -> Result<Input,
     Ok(input)
 }
 
-/// Tables in the batches in which they come.
+/// An input with the batches of its reader.
 fn in_batches(
     name: String,
     schema: SchemaRef,
@@ -131,7 +131,7 @@ fn in_batches(
     Input { name, columns: Some(Columns(schema)), batches: Box::new(batches) }
 }
 
-/// The input as columns, which lines become by what the first batch holds.
+/// Converts the input to columns. For lines, the first batch determines them.
 pub fn tabled(mut input: Input, text_column: &str) -> Result<Input, EmbedError> {
     if input.columns.is_some() {
         return Ok(input);
@@ -162,7 +162,7 @@ pub fn tabled(mut input: Input, text_column: &str) -> Result<Input, EmbedError> 
 pub struct Writer {
     path: PathBuf,
     dims: usize,
-    /// Columns of what is written.
+    /// Output columns.
     schema: SchemaRef,
     encoder: Encoder,
 }
@@ -175,7 +175,7 @@ enum Encoder {
 }
 
 impl Writer {
-    /// Writes what comes before records of `input`.
+    /// Opens a writer for records of `input` and writes the header.
     pub fn create(target: &Target, input: &Input, mut sink: Sink) -> Result<Writer, EmbedError> {
         let mut schema = match &input.columns {
             Some(Columns(schema)) => Schema::clone(schema),
@@ -199,7 +199,7 @@ impl Writer {
             }
             _ => {
                 let mut writer = StreamWriter::try_new(sink, &schema).map_err(failed)?;
-                // Whoever reads may wait for the columns before sending anything.
+                // The reader may wait for the schema before it sends anything.
                 writer.flush().map_err(failed)?;
                 Encoder::ArrowStream(writer)
             }
@@ -207,7 +207,7 @@ impl Writer {
         Ok(Writer { path: target.path.into(), dims: target.dims as usize, schema, encoder })
     }
 
-    /// Writes a batch; whoever reads a pipe has it then.
+    /// Writes a batch. In a format for pipes, the reader gets it at once.
     pub fn write(&mut self, batch: &Embedded) -> Result<(), EmbedError> {
         let Cells::Table(Table(table)) = &batch.rows.cells else {
             let error = io::Error::other("JSON lines where columns are needed");
@@ -227,7 +227,7 @@ impl Writer {
         }
     }
 
-    /// Writes what comes after the last record.
+    /// Writes the footer.
     pub fn finish(self) -> Result<Sink, EmbedError> {
         let failed = |error: ArrowError| EmbedError::write(&self.path, error);
         match self.encoder {
@@ -252,7 +252,7 @@ fn with_vectors(
 ) -> Result<RecordBatch, ArrowError> {
     let numbers = match batch.has_vector.contains(&false) {
         false => Float32Array::from(batch.vectors.clone()),
-        // A null has numbers too, which count for nothing.
+        // A null vector needs numbers in the array too; readers ignore them.
         true => {
             let nothing = vec![0.0; dims];
             let vectors = batch.vectors(dims).map(|vector| vector.unwrap_or(&nothing));

@@ -1,4 +1,4 @@
-//! Formats, errors and order of work, with a function of the text in a model's place.
+//! Formats, errors and order of work, with a function of the text instead of a model.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,7 +22,7 @@ use super::{EmbedArgs, tables};
 
 pub(super) const DIMS: usize = 3;
 
-/// Stands for a vector: what it is of can be told from it.
+/// A stand-in vector that identifies its text.
 pub(super) fn vector(text: &str) -> [f32; DIMS] {
     let sum: u32 = text.bytes().map(u32::from).sum();
     [text.len() as f32, sum as f32, 0.1]
@@ -39,7 +39,7 @@ fn model(texts: &[&str]) -> Result<Vec<f32>, Error> {
     }
 }
 
-/// A folder of one test's own.
+/// A temporary folder of one test.
 pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -182,7 +182,7 @@ fn npy_has_a_row_for_each_text() {
 /// File, its content, number of the bad record, and the beginning of its fault.
 pub(super) type BadCase = (&'static str, Vec<u8>, u64, &'static str);
 
-/// Runs jobs into files of this extension, of which `has_vector` says which records have a vector.
+/// Runs jobs to files with this extension; `has_vector` reads which records of a file have a vector.
 pub(super) fn each_bad_record_is_named_or_skipped(
     scratch: &Scratch,
     cases: &[BadCase],
@@ -208,19 +208,19 @@ pub(super) fn each_bad_record_is_named_or_skipped(
     }
 }
 
-/// Lines that are no proper records.
+/// Lines that are not valid records.
 pub(super) fn bad_lines() -> Vec<BadCase> {
     let long = vec![b'x'; (16 << 20) + 1];
     vec![
-        ("utf8.txt", b"a\nb\xffc\n".to_vec(), 2, "byte 1 is not UTF-8"),
-        ("long.txt", [b"a\n", &long[..], b"\nb"].concat(), 2, "the line is longer, expected 16777216 bytes at most"),
+        ("utf8.txt", b"a\nb\xffc\n".to_vec(), 2, "invalid UTF-8 at byte 1"),
+        ("long.txt", [b"a\n", &long[..], b"\nb"].concat(), 2, "the line is too long, expected 16777216 bytes at most"),
         ("model.txt", b"a\nb\nc\nunspeakable\nd".to_vec(), 4, "tokenizer: text is none, expected words"),
         ("json.jsonl", b"{\"text\":\"a\"}\n{\"text\":\n".to_vec(), 2, "not JSON: EOF while parsing a value"),
         ("blank.jsonl", b"\n{\"text\":\"a\"}\n".to_vec(), 1, "not JSON: EOF"),
         ("array.jsonl", b"[1]".to_vec(), 1, "the line is an array, expected an object or a string"),
         ("field.jsonl", b"{\"txt\":\"a\"}".to_vec(), 1, "`text` is missing, expected a string"),
         ("type.jsonl", b"{\"text\":1,\"id\":2}".to_vec(), 1, "`text` is a number, expected a string"),
-        ("utf8.jsonl", b"\"a\"\n\"\xff\"".to_vec(), 2, "byte 1 is not UTF-8"),
+        ("utf8.jsonl", b"\"a\"\n\"\xff\"".to_vec(), 2, "invalid UTF-8 at byte 1"),
     ]
 }
 
@@ -261,7 +261,7 @@ fn errors_have_their_exit_codes() {
     assert_eq!(error.unwrap_err().code(), 1);
     assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1, "a job that failed leaves no file");
 
-    // A failure that is no text's fault names the record.
+    // An error that no text caused names the record.
     let error = FileJob::new(&input, &output)
         .run_with(|_, _| Err(Error::InRecord { record: 1, source: Box::new(Error::NonFinite { pos: 0 }) }));
     let error = error.unwrap_err();

@@ -1,4 +1,4 @@
-//! CSV: quoting and its corner cases are those of the crate.
+//! CSV. The `csv` crate handles quoting and its corner cases.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::super::output::Sink;
 use super::super::rows::{Cells, Records};
 use super::{Columns, Table};
 
-/// With a header; all columns are text.
+/// Reads CSV with a header; all columns are text.
 pub fn read(source: &Source, name: String) -> Result<Input, EmbedError> {
     let failed = |input: &str, error: csv::Error| EmbedError::input(input, error);
     let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(source.reader()?);
@@ -40,7 +40,7 @@ pub fn read(source: &Source, name: String) -> Result<Input, EmbedError> {
                 vec![None; cells.len()]
             });
             for ((cells, cell), field) in cells.iter_mut().zip(row).zip(columns.fields()) {
-                // CSV has no other way to say null.
+                // An empty text is null: CSV cannot express it otherwise.
                 cells.push(cell.filter(|cell| !(cell.is_empty() && *field.name() == column)));
             }
         }

@@ -1,4 +1,4 @@
-//! Between JSON objects and columns.
+//! Conversion between JSON objects and columns.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use super::super::error::Fault;
 
 type Object = Map<String, Value>;
 
-/// Columns that hold these objects: booleans, integers and numbers where all values are such, else text. The column of
-/// texts is always there.
+/// The schema of these objects: booleans, integers or floats where all values are, else text. It always has the text
+/// column.
 pub fn infer(objects: &[Object], text_column: &str) -> SchemaRef {
     let mut columns: Vec<(&str, DataType)> = Vec::new();
     for (name, value) in objects.iter().flatten() {
@@ -56,7 +56,7 @@ fn common(a: &DataType, b: &DataType) -> DataType {
     }
 }
 
-/// What of an object does not fit the columns.
+/// The first field of an object that does not fit the columns.
 pub fn misfit(object: &Object, schema: &Schema) -> Option<Fault> {
     object.iter().find_map(|(name, value)| {
         let Ok(field) = schema.field_with_name(name) else {
@@ -67,7 +67,7 @@ pub fn misfit(object: &Object, schema: &Schema) -> Option<Fault> {
     })
 }
 
-/// The objects as columns; what does not fit is null.
+/// The objects as columns; a value that does not fit is null.
 pub fn table(objects: &[Object], schema: &SchemaRef) -> Result<RecordBatch, ArrowError> {
     let column = |field: &Arc<Field>| -> ArrayRef {
         let values = objects.iter().map(|object| object.get(field.name()).filter(|value| !value.is_null()));
@@ -82,7 +82,7 @@ pub fn table(objects: &[Object], schema: &SchemaRef) -> Result<RecordBatch, Arro
     RecordBatch::try_new_with_options(schema.clone(), schema.fields().iter().map(column).collect(), &options)
 }
 
-/// A value as text: strings as they are, null as nothing, all else as JSON.
+/// A value as text: strings unchanged, null as an empty string, all else as JSON.
 pub fn plain(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -91,7 +91,7 @@ pub fn plain(value: &Value) -> String {
     }
 }
 
-/// Whether [`cell`] can tell what stands in columns of this type.
+/// Whether [`cell`] supports columns of this type.
 pub fn is_plain(data_type: &DataType) -> bool {
     data_type.is_numeric() && !matches!(data_type, DataType::Float16) && !is_decimal(data_type)
         || matches!(data_type, DataType::Null | DataType::Boolean)

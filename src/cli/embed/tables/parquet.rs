@@ -14,10 +14,10 @@ use parquet::schema::types::ColumnPath;
 
 use super::super::output::Sink;
 
-/// Bytes of a row group: it is in memory until it is full.
+/// Size of a row group in bytes, which is kept in memory until it is full.
 const ROW_GROUP_BYTES: usize = 128 << 20;
 
-/// The file's columns, with its metadata, and its rows, some at a time.
+/// The file's schema with its metadata, and its rows in batches.
 pub fn read(file: File, batch_size: usize) -> Result<(SchemaRef, ParquetRecordBatchReader), ParquetError> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
     let mut columns = builder.metadata().row_groups().iter().flat_map(|group| group.columns());
@@ -39,9 +39,9 @@ pub fn read(file: File, batch_size: usize) -> Result<(SchemaRef, ParquetRecordBa
 pub struct Writer(Box<ArrowWriter<Sink>>);
 
 impl Writer {
-    /// For tables of `schema`, whose column `vectors` has the vectors.
+    /// For tables of `schema`; `vectors` is the vector column.
     pub fn new(sink: Sink, schema: &SchemaRef, vectors: &str) -> Result<Writer, ParquetError> {
-        // Numbers of vectors hardly repeat, and their ranges say nothing.
+        // Elements of vectors hardly repeat, and their ranges are of no use.
         let vectors = ColumnPath::new(vec![vectors.into(), "list".into(), "item".into()]);
         let properties = WriterProperties::builder()
             .set_compression(Compression::SNAPPY)
@@ -60,7 +60,7 @@ impl Writer {
         self.0.write(table)
     }
 
-    /// Writes what comes after the last table.
+    /// Writes the footer.
     pub fn finish(self) -> Result<Sink, ParquetError> {
         self.0.into_inner()
     }

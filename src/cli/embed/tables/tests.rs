@@ -1,4 +1,4 @@
-//! Tables in and out, with a function of the text in a model's place.
+//! Tables in and out, with a function of the text instead of a model.
 
 use std::fs;
 use std::io;
@@ -22,7 +22,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/embed").join(name)
 }
 
-/// The columns of a file, in its batches.
+/// The batches of a file.
 fn batches(path: &Path) -> Vec<RecordBatch> {
     let file = fs::File::open(path).unwrap();
     match path.extension().unwrap().to_str().unwrap() {
@@ -33,7 +33,7 @@ fn batches(path: &Path) -> Vec<RecordBatch> {
     }
 }
 
-/// The columns of a file and its metadata, which a Parquet reader's batches lack.
+/// The schema of a file with its metadata, which a Parquet reader's batches lack.
 fn schema(path: &Path) -> SchemaRef {
     match path.extension().unwrap().to_str().unwrap() {
         "parquet" => parquet::read(fs::File::open(path).unwrap(), 1024).unwrap().0,
@@ -58,7 +58,7 @@ fn expected() -> Vec<Option<Vec<f32>>> {
     TEXTS.iter().map(|text| text.map(|text| vector(text).to_vec())).collect()
 }
 
-/// Extensions of outputs that are tables of Arrow's types.
+/// Extensions of Arrow and Parquet outputs.
 const TABLES: [&str; 3] = ["arrows", "arrow", "parquet"];
 const PARQUETS: [&str; 4] = ["none.parquet", "snappy.parquet", "gzip.parquet", "lz4.parquet"];
 
@@ -213,7 +213,7 @@ fn a_bad_record_of_a_table_is_named_or_skipped() {
     let scratch = Scratch::new("bad-tables");
     let csv: [BadCase; 3] = [
         ("short.csv", b"id,text\n1,a\n2\n3,c\n".to_vec(), 2, "the row is 1 fields, expected 2"),
-        ("utf8.csv", b"id,text\n1,a\xff\n".to_vec(), 1, "byte 1 is not UTF-8"),
+        ("utf8.csv", b"id,text\n1,a\xff\n".to_vec(), 1, "invalid UTF-8 at byte 1"),
         ("other.csv", b"id,text\n1,a\n\xff,b\n".to_vec(), 2, "`id` is not UTF-8, expected text"),
     ];
     each_bad_record_is_named_or_skipped(&scratch, &csv, "jsonl", |output| {
