@@ -156,7 +156,7 @@ fn safetensors(tensors: &[(String, Vec<u64>, Vec<f32>)]) -> Vec<u8> {
     head.into_iter().chain(data).collect()
 }
 
-/// LoraFactors of some size, which change logits by about their own size, and what they add to the matrix.
+/// Factors of some size, which change logits by about their own size, and what they add to the matrix.
 struct LoraFactors {
     a: Vec<f32>,
     b: Vec<f32>,
@@ -717,7 +717,7 @@ fn hostile_adapters_are_refused_by_name() {
         ("embed_tokens", with_file(renamed("layers.1.self_attn.q_proj", "embed_tokens"))),
         ("input_layernorm", with_file(renamed("self_attn.q_proj", "input_layernorm"))),
         ("experts", with_file(renamed("self_attn.q_proj", "mlp.experts.3.down_proj"))),
-        // LoraFactors of factors, and the same matrix under two names.
+        // Factors of factors, and the same matrix under two names.
         ("lora_A.lora_A", with_file(twice(&format!("{Q}.lora_A")))),
         ("lora_B.weight.lora_", with_file(twice(&format!("{Q}.lora_B.weight")))),
         ("a duplicate", with_file(twice("base_model.model.layers.1.self_attn.q_proj"))),

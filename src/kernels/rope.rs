@@ -78,7 +78,7 @@ pub enum RopeScaling {
         factor: f64,
     },
     /// Each frequency divided by a factor of its own, as GGUF's `rope_freqs.weight` states them.
-    LoraFactors(Vec<f32>),
+    Factors(Vec<f32>),
     /// Llama 3: low frequencies are divided by `factor`, high ones kept, those between blended.
     Llama3 {
         /// Divides the low frequencies.
@@ -93,7 +93,7 @@ pub enum RopeScaling {
     /// LongRoPE (Ding et al. 2024, arXiv:2402.13753): each frequency divided by a factor of its own, which is another one
     /// for all positions of a sequence that outgrows the original context; and rotated elements grow.
     Long {
-        /// LoraFactors of sequences within the original context, one for each pair.
+        /// Factors of sequences within the original context, one for each pair.
         short: Vec<f32>,
         /// Those of longer ones.
         long: Vec<f32>,
@@ -214,7 +214,7 @@ fn frequency(config: &RopeConfig, i: u32, is_long: bool) -> f64 {
     match &config.scaling {
         RopeScaling::None => plain,
         RopeScaling::Linear { factor } => plain / factor,
-        RopeScaling::LoraFactors(factors) => plain / factors.get(i as usize).copied().map_or(1.0, f64::from),
+        RopeScaling::Factors(factors) => plain / factors.get(i as usize).copied().map_or(1.0, f64::from),
         RopeScaling::Long { short, long, .. } => {
             let factors = if is_long { long } else { short };
             plain / factors.get(i as usize).copied().map_or(1.0, f64::from)

@@ -44,7 +44,7 @@ pub(super) fn read(keys: &Keys<'_>, rot_dims: u32, max_seq_len: u32) -> Result<R
         keys.says(twin);
     }
     if let Some(factors) = keys.factors("rope_freqs.weight", NONE, rot_dims / 2)? {
-        return Ok(RopeScaling::LoraFactors(factors));
+        return Ok(RopeScaling::Factors(factors));
     }
     if let Some(long) = keys.factors("rope_factors_long.weight", LONG, rot_dims / 2)? {
         return longrope(keys, long, max_seq_len);
@@ -100,7 +100,7 @@ fn proportional(keys: &Keys<'_>, rot_dims: u32) -> Result<RopeScaling, Error> {
     let factor = positive(keys, FACTOR)?.unwrap_or(1.0) as f32;
     let n_turning = (share * rot_dims as f32 / 2.0) as u32;
     let of_pair = |i| if i < n_turning { factor } else { STILL };
-    Ok(RopeScaling::LoraFactors((0..rot_dims / 2).map(of_pair).collect()))
+    Ok(RopeScaling::Factors((0..rot_dims / 2).map(of_pair).collect()))
 }
 
 /// LongRoPE. If the files state no magnitude, it follows from the context lengths.

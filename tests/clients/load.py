@@ -446,7 +446,7 @@ def reset(writer):
 
 async def disconnects(options, folder):
     n, places = options.disconnects, 8
-    # SessionLimits for the prompt of each; what waits is never refused.
+    # Room for the prompt of each; what waits is never refused.
     async with Server(options, [f"story={ROOT}/assets/stories.gguf"], "--parallel", str(places), "--queue", "256") as server:
         rng, when = random.Random(3), collections.Counter()
 

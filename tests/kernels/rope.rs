@@ -415,7 +415,7 @@ fn rope_table_matches_formula() {
         truncate,
         magnitude,
     };
-    let plain = [RopeScaling::None, RopeScaling::Linear { factor: 4.0 }, RopeScaling::LoraFactors(factors)];
+    let plain = [RopeScaling::None, RopeScaling::Linear { factor: 4.0 }, RopeScaling::Factors(factors)];
     let scalings = plain.into_iter().chain([llama3, yarn(true, 1.25), yarn(false, 1.0)]);
     for (scaling, theta) in scalings.zip([1e4, 1e4, 5e5, 5e5, 1.5e5, 1.5e5]) {
         let (rot_dims, n_pos) = (64u32, 3000u32);
@@ -428,7 +428,7 @@ fn rope_table_matches_formula() {
             let frequency = match &config.scaling {
                 RopeScaling::None => plain,
                 RopeScaling::Linear { factor } => plain / factor,
-                RopeScaling::LoraFactors(factors) => plain / f64::from(factors[i as usize]),
+                RopeScaling::Factors(factors) => plain / f64::from(factors[i as usize]),
                 RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
                     llama3_frequency(plain, *factor, *low_freq_factor, *high_freq_factor, *original_max_seq_len)
                 }

@@ -143,7 +143,7 @@ fn penalize(source: &mut Source, (vocab, n, last_n, penalty): (u32, u32, u32, f3
     let generated = tokens.get((generated_from as usize).min(n as usize)..n as usize).unwrap_or_default();
     let mut counts: HashMap<u32, u32> = HashMap::new();
     generated.iter().for_each(|&id| *counts.entry(id).or_default() += 1);
-    // SessionLimits for more than count; some ids lie outside the vocabulary.
+    // Room for more than count; some ids lie outside the vocabulary.
     let n_biases = (vocab % 5).min(vocab / 2);
     let biases: Vec<(u32, f32)> = (0..n_biases + 3).map(|i| (i * 7 % (vocab + 2), 3.5 - i as f32)).collect();
     let expected = |(id, &logit): (usize, &f32)| {
