@@ -8,7 +8,10 @@ use super::simd::{self, Lanes, Numbers, WideWork, exp};
 use super::softmax::ExpBelow;
 use super::whole_sequences::{self, Rows, Scratch, Sequence};
 use super::{Call, threads};
-use crate::kernels::{AttentionParams, CAUSAL, KvType, OWN_KEYS, PACKED, PAGED, QkNorm, SINKS};
+use crate::kernels::{KvType, PAGED, QkNorm, SINKS};
+use crate::shaders::constants::attention::{CAUSAL, OWN_KEYS, PACKED};
+use crate::shaders::constants::rotate;
+use crate::shaders::params::AttentionParams;
 
 impl AttentionParams {
     /// Keys of the sequence that a token belongs to; padding of the last chunk may lie past the cache.
@@ -78,7 +81,8 @@ pub(crate) fn attention_decode(mut call: Call<'_>) {
     let has_keys = params.flags & OWN_KEYS != 0;
     let (n_heads, n_kv_heads) = (params.n_heads as usize, if has_keys { params.n_kv_heads as usize } else { 0 });
     let (head_dim, slots) = (params.head_dim as usize, params.slots as usize);
-    let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
+    let rotation =
+        Rotation { rot_dims: params.rot_dims as usize, halves: params.style == rotate::HALVES, table: table.get() };
     let (norm, weight) = (QkNorm::of(params.norm), weight.get());
     let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
     let state = state.get::<u32>();

@@ -16,11 +16,11 @@ use super::panels::Panels;
 use super::simd::{self, Function, Instructions, Lanes, Numbers, WideWork};
 use super::threads::{self, Tile};
 use crate::dtype::{BLOCK, WeightType};
-use crate::kernels::{
-    ACCUMULATE, BIAS, CLAMPED, GELU, GELU_TANH, GateUpParams, INVARIANT, LinearParams, NORM, SHIFT, SplitSumParams,
-    TANH, UPS,
-};
+use crate::kernels::{CLAMPED, GELU, GELU_TANH, INVARIANT, NORM, TANH, UPS};
 use crate::recording::Products;
+use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
+use crate::shaders::constants::linear_norm::SHIFT;
+use crate::shaders::params::{GateUpParams, LinearParams, SplitSumParams};
 
 /// From here on unpacking a panel once costs less than unpacking it again for each token.
 const PANEL_TOKENS: usize = 12;
@@ -475,7 +475,6 @@ mod tests {
                 eps: 0.0,
                 split_blocks: blocks as u32,
                 first_group: 0,
-                _pad: 0,
             };
             matmul(Call {
                 params: bytemuck::bytes_of(&params),

@@ -8,7 +8,8 @@ use super::block::{Block, Packed};
 use super::simd::{self, Exp, Function, Instructions, Lanes, Numbers, WideWork};
 use super::{Call, threads};
 use crate::dtype::BLOCK;
-use crate::kernels::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED, MolParams};
+use crate::kernels::{ACTIVATION_SHIFT, ALIGNED, BOUND, GATHERED};
+use crate::shaders::params::MolParams;
 
 /// Items side by side.
 const LANES: usize = 16;

@@ -3,7 +3,9 @@
 use super::cached::{Pages, write_row};
 use super::norm::mean;
 use super::{Call, threads};
-use crate::kernels::{KvType, QkNorm, RopeKvParams, RopePackedParams, RopeParams};
+use crate::kernels::{KvType, QkNorm};
+use crate::shaders::constants::rotate;
+use crate::shaders::params::{RopeKvParams, RopePackedParams, RopeParams};
 
 /// Operations for an element, roughly.
 const OPS: usize = 4;
@@ -38,7 +40,8 @@ pub(crate) fn rope(mut call: Call<'_>) {
     let [state, table, x, y] = call.operands();
     let (n_tokens, head_dim) = (params.n_tokens as usize, params.head_dim as usize);
     let row = params.n_heads as usize * head_dim;
-    let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
+    let rotation =
+        Rotation { rot_dims: params.rot_dims as usize, halves: params.style == rotate::HALVES, table: table.get() };
     let (pos, x) = (state.get::<u32>()[0] as usize, x.get::<f32>());
     threads::for_each_chunk(&mut y.get_mut::<f32>()[..n_tokens * row], row, n_tokens * row * OPS, |t, y| {
         for (y, x) in y.chunks_exact_mut(head_dim).zip(x[t * row..].chunks_exact(head_dim)) {
@@ -116,7 +119,8 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     let (n_heads, n_kv_heads) = (params.n_heads as usize, params.n_kv_heads as usize);
     let (capacity, slots) = (params.capacity as usize, params.slots as usize);
     let row_len = (n_heads + 2 * n_kv_heads) * head_dim;
-    let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
+    let rotation =
+        Rotation { rot_dims: params.rot_dims as usize, halves: params.style == rotate::HALVES, table: table.get() };
     let (norm, weight) = (QkNorm::of(params.norm), weight.get());
     let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
     let [pos, angles] = [0, 3].map(|word| state.get::<u32>()[word] as usize);
@@ -158,7 +162,8 @@ pub(crate) fn rope_packed(mut call: Call<'_>) {
     let [tokens, table, weight, qkv] = call.operands();
     let (n_heads, n_kv_heads, head_dim) =
         (params.n_heads as usize, params.n_kv_heads as usize, params.head_dim as usize);
-    let rotation = Rotation { rot_dims: params.rot_dims as usize, halves: params.style == 1, table: table.get() };
+    let rotation =
+        Rotation { rot_dims: params.rot_dims as usize, halves: params.style == rotate::HALVES, table: table.get() };
     let (norm, weight) = (QkNorm::of(params.norm), weight.get());
     let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
     // Memory is padded, by less than a token.

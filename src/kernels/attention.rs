@@ -1,64 +1,22 @@
 //! Attention: with a key/value cache, and of packed sequences.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::linear::operations;
 use super::{CachedKeys, Heads, KvType, LOOP_ROUNDS, StepState, fold, grid_parts};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
-use crate::shaders::{self, Kernel, Tier};
+use crate::shaders::constants::attention::{CAUSAL, OWN_KEYS, PACKED};
+use crate::shaders::constants::attention_prefill::TILE_ROWS;
+use crate::shaders::constants::parts::{HAS_STORED, STORES_ONLY};
+use crate::shaders::params::AttentionParams;
+use crate::shaders::{self, KernelOf, Tier};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
-/// Mirrors `Params` in `shaders/attention_decode.wgsl`, `shaders/attention_prefill.wgsl`, `shaders/attention_half.wgsl` and
-/// `shaders/attention_merge.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct AttentionParams {
-    pub n_tokens: u32,
-    pub n_heads: u32,
-    pub n_kv_heads: u32,
-    pub head_dim: u32,
-    pub capacity: u32,
-    pub window: u32,
-    pub scale: f32,
-    pub soft_cap: f32,
-    pub flags: u32,
-    pub splits: u32,
-    pub step: u32,
-    pub first_group: u32,
-    pub query_stride: u32,
-    pub key_stride: u32,
-    pub head_stride: u32,
-    pub n_tiles: u32,
-    pub query_start: u32,
-    pub key_start: u32,
-    pub value_start: u32,
-    pub slots: u32,
-    pub rot_dims: u32,
-    pub style: u32,
-    pub eps: f32,
-    pub query_row: u32,
-    pub norm: u32,
-    pub row_words: u32,
-    pub pad: [u32; 2],
-}
-
-/// Flag: a query sees no key behind its own.
-pub(crate) const CAUSAL: u32 = 1;
-/// Flag: keys are packed with their queries, and a table says which rows are a sequence.
-pub(crate) const PACKED: u32 = 2;
 /// Flag, for the CPU: heads have sinks.
 pub(crate) const SINKS: u32 = 4;
-/// Flag: the token has keys and values of its own, which are to be cached.
-pub(crate) const OWN_KEYS: u32 = 8;
 /// Flag, for the CPU: sequences share the cache, and the state has their pages.
 pub(crate) const PAGED: u32 = 16;
-
-/// Values of the override `STORE`, see `shaders/shared/parts.wgsl`.
-const STORES_ONLY: f64 = 1.0;
-const HAS_STORED: f64 = 2.0;
 
 /// The largest head.
 pub(crate) const MAX_HEAD_DIM: u32 = 512;
@@ -131,7 +89,6 @@ impl AttentionConfig {
             query_row: 0,
             norm: 0,
             row_words: 0,
-            pad: [0; 2],
         }
     }
 
@@ -282,7 +239,7 @@ pub fn attention_next(
             return rec.dispatch(kernel, variant, &constants, params, &operands, grid);
         }
         for (store, grid) in [(STORES_ONLY, [x, y_groups, 1]), (HAS_STORED, grid)] {
-            let constants = [&constants[..], &[("STORE", store)]].concat();
+            let constants = [&constants[..], &[("STORE", f64::from(store))]].concat();
             rec.dispatch(kernel, variant, &constants, params, &operands, grid)?;
         }
         Ok(())
@@ -299,7 +256,7 @@ pub fn attention_next(
 /// How attention of many rows is taken.
 #[derive(Clone, Copy, Debug)]
 struct Way {
-    kernel: &'static Kernel,
+    kernel: &'static KernelOf<AttentionParams>,
     tier: Tier,
     kind: KvType,
     /// Rows of a tile.
@@ -459,9 +416,7 @@ pub fn attention_packed(
     tiles.way.record(rec, params, tiles.max_len, None, &[&tiles.table, qkv, &words, &words, qkv, y])
 }
 
-/// Rows of a tile of `attention_prefill`.
-const TILE_ROWS: u32 = 16;
-/// The same for the `scalar` tier.
+/// Rows of a tile of `attention_prefill`, [`TILE_ROWS`], for the `scalar` tier.
 const SCALAR_ROWS: u32 = 8;
 /// The same of `attention_half`, and the largest head that it has registers for.
 const HALF_ROWS: u32 = 64;

@@ -5,81 +5,26 @@
 
 mod tiles;
 
-pub(crate) use tiles::{ExpertMatmulParams, ExpertSumParams, ExpertTilesParams};
 pub use tiles::{ExpertProduct, ExpertTiles, expert_sum};
 
-use bytemuck::{Pod, Zeroable};
-
 use super::gate_up::UPS;
-use super::linear::{ACCUMULATE, BIAS, Lanes, NORM, Norm, operations, quads, set, vector};
+use super::linear::{Lanes, NORM, Norm, operations, quads, set, vector};
 use super::{Gate, GridPart, fold, grid_parts};
 use crate::error::Error;
 use crate::matrix::{Matrix, Slab};
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::constants::{expert_down, expert_gate_up, expert_tiles, route};
+use crate::shaders::params::{ExpertDownParams, ExpertGateUpParams, RouteParams};
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `shaders/route.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct RouteParams {
-    pub n_tokens: u32,
-    pub n_experts: u32,
-    pub n_used: u32,
-    pub flags: u32,
-    pub scale: f32,
-    pub n_shared: u32,
-    pub _pad: [u32; 2],
-}
-
-/// Mirrors `Params` in `shaders/expert_gate_up.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ExpertGateUpParams {
-    pub n_used: u32,
-    pub ffn_dim: u32,
-    pub dim: u32,
-    pub blocks: u32,
-    pub w_scales: u32,
-    pub eps: f32,
-    pub flags: u32,
-    pub first_group: u32,
-    pub first_expert: u32,
-    pub n_experts: u32,
-    pub n_tokens: u32,
-    pub _pad: u32,
-}
-
-/// Mirrors `Params` in `shaders/expert_down.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct ExpertDownParams {
-    pub n_used: u32,
-    pub n_out: u32,
-    pub dim: u32,
-    pub blocks: u32,
-    pub w_scales: u32,
-    pub flags: u32,
-    pub first_group: u32,
-    pub n_tokens: u32,
-    pub first_expert: u32,
-    pub n_experts: u32,
-    pub _pad: [u32; 2],
-}
-
-/// Flags of `route`, beside `ROUTE_BIAS`.
-pub(crate) const SIGMOID: u32 = 1;
-pub(crate) const ROUTE_BIAS: u32 = 2;
-pub(crate) const SHARES: u32 = 4;
-pub(crate) const GATED: u32 = 8;
 
 /// Flag of `expert_gate_up`: `w` has rows of one kind, with `UPS` ups.
 pub(crate) const APART: u32 = 1 << 16;
 
 /// Most experts of a layer, and most that a token has.
-pub const MAX_EXPERTS: u32 = 1024;
+pub const MAX_EXPERTS: u32 = route::MOST;
 /// Most experts that all tokens have.
-pub const MAX_SHARED: u32 = 64;
+pub const MAX_SHARED: u32 = expert_tiles::MOST - MAX_EXPERTS;
 
 /// How experts are scored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,13 +93,12 @@ pub fn route(
         bias.expect_shape("route", "bias", &[n_experts])?;
     }
     let flags = set(&[
-        (router.score == ExpertScore::Sigmoid, SIGMOID),
-        (bias.is_some(), ROUTE_BIAS),
-        (router.shares, SHARES),
-        (shared.gated, GATED),
+        (router.score == ExpertScore::Sigmoid, route::SIGMOID),
+        (bias.is_some(), route::BIAS),
+        (router.shares, route::SHARES),
+        (shared.gated, route::GATED),
     ]);
-    let params =
-        RouteParams { n_tokens, n_experts, n_used, flags, scale: router.scale, n_shared: shared.n, _pad: [0; 2] };
+    let params = RouteParams { n_tokens, n_experts, n_used, flags, scale: router.scale, n_shared: shared.n };
     // A bias that is not there is never read; the logits are at hand.
     let operands = [logits, bias.unwrap_or(logits), routes];
     let grid = fold(rec.target(), n_tokens.into());
@@ -209,7 +153,12 @@ impl ExpertGateUp<'_> {
         let vector = vector(KERNEL, self.norm, self.bias, dim)?;
         let (gate_flags, gate) = self.gate.flags();
         let (is_apart, is_ups) = (self.rows != ExpertRows::Both, self.rows == ExpertRows::Ups);
-        let flags = [(self.norm.is_some(), NORM), (self.bias.is_some(), BIAS), (is_apart, APART), (is_ups, UPS)];
+        let flags = [
+            (self.norm.is_some(), NORM),
+            (self.bias.is_some(), expert_gate_up::BIAS),
+            (is_apart, APART),
+            (is_ups, UPS),
+        ];
         let lanes = Lanes::new(rec, &shaders::EXPERT_GATE_UP, self.w, 1);
         let kinds = [(is_apart, ("APART", 1.0)), (is_ups, ("UPS", 1.0))];
         let kinds = kinds.into_iter().filter(|(is_set, _)| *is_set).map(|(_, constant)| constant);
@@ -231,7 +180,6 @@ impl ExpertGateUp<'_> {
                 first_expert: experts.first,
                 n_experts: experts.n,
                 n_tokens,
-                _pad: 0,
             };
             // A vector that is not there is never read; x is at hand.
             let operands = [&slab.words, vector.unwrap_or(x), x, routes, y];
@@ -285,12 +233,14 @@ impl ExpertDown<'_> {
                 dim,
                 blocks: self.w.blocks(),
                 w_scales: self.w.quants_words(slab),
-                flags: set(&[(self.bias.is_some(), BIAS), (self.accumulate || i > 0, ACCUMULATE)]),
+                flags: set(&[
+                    (self.bias.is_some(), expert_down::BIAS),
+                    (self.accumulate || i > 0, expert_down::ACCUMULATE),
+                ]),
                 first_group,
                 n_tokens,
                 first_expert: experts.first,
                 n_experts: experts.n,
-                _pad: [0; 2],
             };
             let operands = [&slab.words, self.bias.unwrap_or(x), x, routes, y];
             let of_slots = operations(n_slots, n_out, dim);

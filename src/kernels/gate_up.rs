@@ -1,28 +1,15 @@
 //! The gated feed-forward's first half for a few tokens.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 
 use super::linear::{Lanes, NORM, Norm, operations, quads, vector};
 use super::{Gate, GridPart, grid_parts};
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::Recorder;
-use crate::shaders::{self, Kernel};
+use crate::shaders::params::GateUpParams;
+use crate::shaders::{self, KernelOf};
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `shaders/gate_up.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct GateUpParams {
-    pub n_tokens: u32,
-    pub ffn_dim: u32,
-    pub dim: u32,
-    pub blocks: u32,
-    pub w_scales: u32,
-    pub eps: f32,
-    pub flags: u32,
-    pub first_group: u32,
-}
 
 /// Flag of `gate_up` and `expert_gate_up`: `w` has ups alone.
 pub(crate) const UPS: u32 = 1 << 17;
@@ -80,7 +67,7 @@ fn record(
 #[expect(clippy::too_many_arguments)]
 pub(super) fn record_gate_up<P: Pod>(
     rec: &mut Recorder,
-    kernel: &'static Kernel,
+    kernel: &'static KernelOf<P>,
     lanes: &Lanes,
     (w, is_ups): (&Matrix, bool),
     norm: Option<Norm<'_>>,

@@ -1,24 +1,13 @@
 //! Rows in half precision for products, and the inputs of products, in whichever form each asks for.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::linear::are_few;
 use super::{Gate, Norm, fold, folds_norm, gated, rms_norm};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders;
+use crate::shaders::params::HalfRowsParams;
 use crate::tensor::Tensor;
-
-/// Mirrors `Params` in `shaders/half_rows.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct HalfRowsParams {
-    pub n_tokens: u32,
-    pub dim: u32,
-    pub width: u32,
-    pub eps: f32,
-}
 
 /// Columns that rows in half precision are padded to a multiple of: the longest units of packed weights.
 const UNIT: u32 = 256;

@@ -1,6 +1,6 @@
 //! Linear layers: what a product is, and how it is taken for one token or a few.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 
 use super::matmul::{Tile, is_tiled, matmul_input, tile_rounds, usual_tile};
 use super::{Activation, Gelu, Input, LOOP_ROUNDS, grid_parts, rms_norm, tier_for};
@@ -8,34 +8,12 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::{Products, Recorder};
-use crate::shaders::{self, Kernel, Tier};
+use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
+use crate::shaders::params::LinearParams;
+use crate::shaders::{self, Kernel, KernelOf, Tier};
 use crate::target::{Bucket, Choice, Target};
 use crate::tensor::Tensor;
 
-/// Mirrors `Params` in `shaders/matmul.wgsl` and `shaders/matvec.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct LinearParams {
-    pub n_tokens: u32,
-    pub n_out: u32,
-    pub dim: u32,
-    pub blocks: u32,
-    pub w_scales: u32,
-    pub y_start: u32,
-    pub y_stride: u32,
-    pub flags: u32,
-    pub eps: f32,
-    pub split_blocks: u32,
-    pub first_group: u32,
-    pub _pad: u32,
-}
-
-/// Flag: add the bias.
-pub(crate) const BIAS: u32 = 1;
-/// Flag: add to what `y` holds.
-pub(crate) const ACCUMULATE: u32 = 2;
-/// Flag of `rms_norm`: multiply by a factor.
-pub(crate) const FACTOR: u32 = 4;
 /// Flag: normalise `x`.
 pub(crate) const NORM: u32 = 4;
 /// Flag: apply GELU to the sum with its bias.
@@ -165,7 +143,7 @@ impl<'a> Linear<'a> {
     pub(super) fn dispatch_with<P: Pod>(
         &self,
         rec: &mut Recorder,
-        way: &Way,
+        way: &Way<P>,
         inputs: &[&Tensor],
         y: &Tensor,
         grid: impl Fn(u32) -> (u64, u32),
@@ -199,7 +177,6 @@ impl<'a> Linear<'a> {
                     eps: self.norm.map_or(0.0, |norm| norm.eps),
                     split_blocks: self.w.blocks().div_ceil(*n_splits),
                     first_group: part.first,
-                    _pad: 0,
                 };
                 let [x_groups, y_groups, _] = part.grid;
                 // A vector that is not there is never read; some tensor of F32 is at hand.
@@ -221,9 +198,9 @@ impl<'a> Linear<'a> {
 }
 
 /// How a product is taken.
-pub(crate) struct Way {
+pub(crate) struct Way<P: 'static = LinearParams> {
     pub tier: Tier,
-    pub kernel: &'static Kernel,
+    pub kernel: &'static KernelOf<P>,
     pub constants: Vec<(&'static str, f64)>,
     /// Splits of K, each with rows of its own in `y`.
     pub n_splits: u32,

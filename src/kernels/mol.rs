@@ -1,35 +1,14 @@
 //! Mixture of logits.
 
-use bytemuck::{Pod, Zeroable};
-
 use super::{grid_parts, tier_for};
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::matrix::{Matrix, file_row_bytes};
 use crate::recording::Recorder;
+use crate::shaders::params::MolParams;
 use crate::shaders::{self, Tier};
 use crate::target::{Bucket, Target};
 use crate::tensor::{Role, Tensor, TensorWriter};
-
-/// Mirrors `Params` in `shaders/mol.wgsl`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(crate) struct MolParams {
-    pub n_queries: u32,
-    pub n_items: u32,
-    pub n_scores: u32,
-    pub quads: u32,
-    pub blocks: u32,
-    pub w_scales: u32,
-    pub hidden: u32,
-    pub item_quads: u32,
-    pub query_components: u32,
-    pub item_components: u32,
-    pub pairs: u32,
-    pub flags: u32,
-    pub first_group: u32,
-    pub _pad: u32,
-}
 
 /// Flags of `MolParams`: the form's combination in the lowest two bits, its activation in the next two.
 pub(crate) const ACTIVATION_SHIFT: u32 = 2;
@@ -352,7 +331,6 @@ pub fn mol(
             pairs: form.n_pairs(),
             flags: form.flags() | flag,
             first_group: part.first,
-            _pad: 0,
         };
         let operands = [&slab.words, item_gates, queries, query_gates, &gate.packed, ids, scores];
         rec.dispatch_as(tier, kernel, Some(items.weight()), &constants, params, &operands, part.grid)?;

@@ -1,8 +1,10 @@
 //! What the draw of a token needs: two dispatches whose time is barriers and waiting rather than bytes.
 
 use super::{Work, params};
-use crate::kernels::{MOST, PART, SampleParams};
 use crate::recording::Dispatch;
+use crate::shaders::constants::candidates::PART;
+use crate::shaders::constants::sampling::MOST;
+use crate::shaders::params::SampleParams;
 
 /// Top-k that is assumed: a recording does not know it.
 const TOP_K: f64 = 40.0;
