@@ -203,9 +203,10 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// A kernel's call: params as the shader sees them, weight type, operands in binding order.
+/// A kernel's call: params as the shader sees them, its overrides, weight type, operands in binding order.
 pub(crate) struct Call<'a> {
     params: &'a [u8],
+    constants: &'a [(&'static str, f64)],
     pub weight: Option<WeightType>,
     /// Whether activations that meet quantised weights may be rounded.
     pub rounds: bool,
@@ -219,6 +220,17 @@ pub(crate) struct Call<'a> {
 impl<'a> Call<'a> {
     pub fn params<P: Pod>(&self) -> P {
         read_params(self.params)
+    }
+
+    /// The value of an override of the shader. Those that twins ask for begin as 0, or every recording has them.
+    pub fn constant(&self, name: &str) -> u32 {
+        let found = self.constants.iter().find(|(known, _)| *known == name);
+        found.map_or(0, |&(_, value)| value as u32)
+    }
+
+    /// Whether an override is set.
+    pub fn is(&self, name: &str) -> bool {
+        self.constant(name) != 0
     }
 
     /// All operands at once, so that one can be written while others are read.
@@ -454,6 +466,7 @@ fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
         })
         .collect();
     let products = step.products;
-    twin(Call { params: &step.params, weight: step.variant.weight, rounds, products, panels, operands });
+    let (params, constants, weight) = (&step.params, &step.constants, step.variant.weight);
+    twin(Call { params, constants, weight, rounds, products, panels, operands });
     Ok(())
 }

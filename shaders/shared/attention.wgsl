@@ -15,7 +15,7 @@ struct AttentionParams {
     query_stride: u32, key_stride: u32, head_stride: u32, n_tiles: u32, // in quads, or in units of a cache's rows
     query_start: u32, key_start: u32, value_start: u32, slots: u32,
     rot_dims: u32, style: u32, eps: f32, query_row: u32, // what decoding makes of a projection; see `turn`
-    norm: u32, row_words: u32, _pad0: u32, _pad1: u32,   // norm: for the CPU, which knows no overrides; row_words: see `rows`
+    row_words: u32, _pad0: u32, _pad1: u32, _pad2: u32,          // see `rows`
 }
 
 // Stands for minus infinity, which WGSL cannot write.

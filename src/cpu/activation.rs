@@ -125,8 +125,9 @@ pub(crate) fn silu(mut call: Call<'_>) {
 }
 
 pub(crate) fn swiglu(call: Call<'_>) {
-    let SwigluParams { n_tokens, ffn_dim, flags } = call.params();
-    gated(call, [n_tokens, ffn_dim], |gate, up, y| gated_by(flags, gate, up, y));
+    let SwigluParams { n_tokens, ffn_dim } = call.params();
+    let kind = call.gate();
+    gated(call, [n_tokens, ffn_dim], |gate, up, y| gated_by(kind, gate, up, y));
 }
 
 pub(crate) fn geglu(call: Call<'_>) {
@@ -199,6 +200,7 @@ mod tests {
             let params = GeluParams { len: x.len() as u32, tanh_form };
             gelu(Call {
                 params: bytemuck::bytes_of(&params),
+                constants: &[],
                 weight: None,
                 rounds: false,
                 products: Default::default(),

@@ -4,7 +4,6 @@
 use super::Call;
 use super::block::Block;
 use super::linear::{Form, Product, activations, gated_by};
-use crate::kernels::{APART, UPS};
 use crate::shaders::constants::{expert_down, expert_gate_up, expert_rows, expert_sum, route};
 use crate::shaders::params::{
     ExpertDownParams, ExpertGateUpParams, ExpertMatmulParams, ExpertSumParams, ExpertTilesParams, RouteParams,
@@ -66,15 +65,17 @@ fn gather(x: &[Block], n_blocks: usize, rows: impl Iterator<Item = usize>) -> Ve
 
 pub(crate) fn expert_gate_up(mut call: Call<'_>) {
     let params: ExpertGateUpParams = call.params();
-    let (weight, form) = (call.weight, Form::of(0, call.rounds, call.products));
+    let (has_norm, gate) = (call.is("NORM"), call.gate());
+    let (is_apart, is_ups) = (call.is("APART"), call.is("UPS"));
+    let (weight, form) = (call.weight, Form::of(false, call.rounds, call.products));
     let [w, vector, x, routes, y] = call.operands();
     let (n_tokens, n_used, ffn_dim) = (params.n_tokens as usize, params.n_used as usize, params.ffn_dim as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
-    let x = activations(&x.get::<f32>()[..n_tokens * dim], vector.get(), [dim, n_blocks], params.flags, params.eps);
+    let norm = has_norm.then(|| (vector.get(), params.eps));
+    let x = activations(&x.get::<f32>()[..n_tokens * dim], [dim, n_blocks], norm);
     let routes = &routes.get::<u32>().as_chunks().0[..n_tokens * n_used];
     let bias = (params.flags & expert_gate_up::BIAS != 0).then(|| vector.get::<f32>());
     let y = y.get_mut::<f32>();
-    let (is_apart, is_ups) = (params.flags & APART != 0, params.flags & UPS != 0);
     for (of_w, slots) in slots_by_expert(routes, params.first_expert, params.n_experts) {
         let rows = gather(&x, n_blocks, slots.iter().map(|slot| slot / n_used));
         let n_out = if is_apart { ffn_dim } else { 2 * ffn_dim };
@@ -103,9 +104,9 @@ pub(crate) fn expert_gate_up(mut call: Call<'_>) {
                 (true, false) => y.copy_from_slice(sums),
                 (true, true) => {
                     let gates = y.to_vec();
-                    gated_by(params.flags, &gates, sums, y);
+                    gated_by(gate, &gates, sums, y);
                 }
-                (false, _) => gated_by(params.flags, &sums[..ffn_dim], &sums[ffn_dim..], y),
+                (false, _) => gated_by(gate, &sums[..ffn_dim], &sums[ffn_dim..], y),
             }
         }
     }
@@ -113,12 +114,12 @@ pub(crate) fn expert_gate_up(mut call: Call<'_>) {
 
 pub(crate) fn expert_down(mut call: Call<'_>) {
     let params: ExpertDownParams = call.params();
-    let (weight, form) = (call.weight, Form::of(0, call.rounds, call.products));
+    let (weight, form) = (call.weight, Form::of(false, call.rounds, call.products));
     let [w, bias, x, routes, y] = call.operands();
     let (n_tokens, n_used, n_out) = (params.n_tokens as usize, params.n_used as usize, params.n_out as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
     let n_slots = n_tokens * n_used;
-    let x = activations(&x.get::<f32>()[..n_slots * dim], &[], [dim, n_blocks], 0, 0.0);
+    let x = activations(&x.get::<f32>()[..n_slots * dim], [dim, n_blocks], None);
     let routes = &routes.get::<u32>().as_chunks().0[..n_slots];
     let y = &mut y.get_mut::<f32>()[..n_tokens * n_out];
     // Products by slot first, so that a token's are added up in the order of its experts.
@@ -193,12 +194,12 @@ pub(crate) fn expert_tiles(mut call: Call<'_>) {
 
 pub(crate) fn expert_matmul(mut call: Call<'_>) {
     let params: ExpertMatmulParams = call.params();
-    let (weight, form) = (call.weight, Form::of(0, call.rounds, call.products));
+    let (weight, form) = (call.weight, Form::of(false, call.rounds, call.products));
     let [w, bias, x, slots, tiles, y] = call.operands();
     let (n_used, n_out) = (params.n_used as usize, params.n_out as usize);
     let (dim, n_blocks) = (params.dim as usize, params.blocks as usize);
     let (start, stride) = (params.y_start as usize, params.y_stride as usize);
-    let x = activations(x.get::<f32>(), &[], [dim, n_blocks], 0, 0.0);
+    let x = activations(x.get::<f32>(), [dim, n_blocks], None);
     let y = y.get_mut::<f32>();
     let tiles = &tiles.get::<u32>().as_chunks::<4>().0[..params.n_tiles as usize];
     for &[expert, first, n, _] in tiles {

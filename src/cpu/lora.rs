@@ -1,8 +1,7 @@
 //! `matvec_lora`, `gate_up_lora` and `add_lora`: products with what an adapter adds.
 
-use super::linear::{self, Form};
+use super::linear::{self, GateWay};
 use super::{Call, Operand, threads};
-use crate::kernels::UPS;
 use crate::shaders::params::{AddLoraParams, GateUpLoraParams, GateUpParams, LinearParams, MatvecLoraParams};
 
 /// Columns of a row that a thread takes at a time where there is one row.
@@ -67,11 +66,12 @@ pub(crate) fn matvec_lora(mut call: Call<'_>) {
         split_blocks,
         first_group,
     };
-    let (weight, rounds, products) = (call.weight, call.rounds, call.products);
+    let (constants, weight, rounds, products) = (call.constants, call.weight, call.rounds, call.products);
     let [w, vector, x, inner, b, y] = call.operands();
     let y = y.get_mut::<f32>();
     linear::matmul(Call {
         params: bytemuck::bytes_of(&linear),
+        constants,
         weight,
         rounds,
         products,
@@ -89,15 +89,14 @@ pub(crate) fn matvec_lora(mut call: Call<'_>) {
 }
 
 pub(crate) fn gate_up_lora(mut call: Call<'_>) {
-    let GateUpLoraParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, flags, first_group, members, rank } =
-        call.params();
-    let params = GateUpParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, flags, first_group };
-    let (weight, form) = (call.weight, Form::of(flags, call.rounds, call.products));
+    let GateUpLoraParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, first_group, members, rank } = call.params();
+    let params = GateUpParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, first_group };
+    let way = GateWay::of(&call);
     let [w, vector, x, inner, b, y] = call.operands();
     let low = LowRank::new(inner, b, members, rank);
-    let first = if flags & UPS != 0 { ffn_dim as usize } else { 0 };
+    let first = if way.is_ups { ffn_dim as usize } else { 0 };
     let operands = (w.get(), vector.get(), x.get(), y.get_mut());
-    linear::gate_up_with(params, (weight, form), operands, |sums, n_out| {
+    linear::gate_up_with(params, &way, operands, |sums, n_out| {
         low.add_to(sums, n_out, [0, n_out], first);
     });
 }

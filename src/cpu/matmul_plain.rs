@@ -55,6 +55,7 @@ mod tests {
             let params = MatmulPlainParams { m: m as u32, n: n as u32, k: k as u32, ..bytemuck::Zeroable::zeroed() };
             matmul_plain(Call {
                 params: bytemuck::bytes_of(&params),
+                constants: &[],
                 weight: None,
                 rounds: false,
                 products: Default::default(),

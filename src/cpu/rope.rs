@@ -113,6 +113,7 @@ impl Turning<'_> {
 
 pub(crate) fn rope_kv(mut call: Call<'_>) {
     let params: RopeKvParams = call.params();
+    let (norm, is_paged) = (QkNorm::of(call.constant("NORM")), call.is("PAGED"));
     let kind = KvType::of(call.weight).unwrap_or(KvType::F32);
     let [state, table, weight, qkv, q, k, v] = call.operands();
     let (n_tokens, head_dim) = (params.n_tokens as usize, params.head_dim as usize);
@@ -121,7 +122,7 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     let row_len = (n_heads + 2 * n_kv_heads) * head_dim;
     let rotation =
         Rotation { rot_dims: params.rot_dims as usize, halves: params.style == rotate::HALVES, table: table.get() };
-    let (norm, weight) = (QkNorm::of(params.norm), weight.get());
+    let weight = weight.get();
     let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
     let [pos, angles] = [0, 3].map(|word| state.get::<u32>()[word] as usize);
     let angles = angles + pos;
@@ -129,7 +130,7 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
     let qkv = qkv.get::<f32>();
     let first = params.first as usize;
     let row = |t: usize| &qkv[t * (first + row_len) + first..][..row_len];
-    let pages = Pages::of_row(state.get(), params.is_paged != 0, 0, slots);
+    let pages = Pages::of_row(state.get(), is_paged, 0, slots);
 
     let q_row = n_heads * head_dim;
     let ops = n_tokens * q_row * OPS;
@@ -159,12 +160,13 @@ pub(crate) fn rope_kv(mut call: Call<'_>) {
 
 pub(crate) fn rope_packed(mut call: Call<'_>) {
     let params: RopePackedParams = call.params();
+    let norm = QkNorm::of(call.constant("NORM"));
     let [tokens, table, weight, qkv] = call.operands();
     let (n_heads, n_kv_heads, head_dim) =
         (params.n_heads as usize, params.n_kv_heads as usize, params.head_dim as usize);
     let rotation =
         Rotation { rot_dims: params.rot_dims as usize, halves: params.style == rotate::HALVES, table: table.get() };
-    let (norm, weight) = (QkNorm::of(params.norm), weight.get());
+    let weight = weight.get();
     let turning = Turning { rotation, norm, weight, eps: params.eps, n_heads, n_kv_heads, head_dim };
     // Memory is padded, by less than a token.
     let tokens: &[[u32; 3]] = tokens.get::<u32>().as_chunks().0;

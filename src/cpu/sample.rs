@@ -335,6 +335,7 @@ mod tests {
         let (mut found, mut ids) = (vec![0; 2 * params.found_stride as usize], [7u32; 4]);
         candidates(Call {
             params: bytemuck::bytes_of(&params),
+            constants: &[],
             weight: None,
             rounds: false,
             products: Default::default(),
@@ -347,6 +348,7 @@ mod tests {
         });
         sample(Call {
             params: bytemuck::bytes_of(&params),
+            constants: &[],
             weight: None,
             rounds: false,
             products: Default::default(),
@@ -368,6 +370,7 @@ mod tests {
         let params = ArgmaxParams { dim, chunk: 64, n_chunks: dim.div_ceil(64), n_rows: 1 };
         argmax::argmax(Call {
             params: bytemuck::bytes_of(&params),
+            constants: &[],
             weight: None,
             rounds: false,
             products: Default::default(),
@@ -376,6 +379,7 @@ mod tests {
         });
         argmax::argmax_merge(Call {
             params: bytemuck::bytes_of(&ArgmaxMergeParams { n_chunks: params.n_chunks, n_rows: 1 }),
+            constants: &[],
             weight: None,
             rounds: false,
             products: Default::default(),

@@ -45,6 +45,7 @@ mod tests {
         let params = SoftmaxParams { n_rows: 2, dim: 7 };
         softmax(Call {
             params: bytemuck::bytes_of(&params),
+            constants: &[],
             weight: None,
             rounds: false,
             products: Default::default(),

@@ -1,7 +1,7 @@
 //! Elementwise kernels.
 
 use super::fold;
-use super::linear::{CLAMPED, activated};
+use super::linear::activated;
 use crate::error::Error;
 use crate::recording::Recorder;
 use crate::shaders::params::{
@@ -33,12 +33,12 @@ pub enum Gate {
 }
 
 impl Gate {
-    /// The flags and the overrides that tell a kernel of it.
-    pub(super) fn flags(self) -> (u32, &'static [(&'static str, f64)]) {
+    /// The overrides that tell a kernel of it.
+    pub(super) fn constants(self) -> &'static [(&'static str, f64)] {
         match self {
             Gate::Silu => activated(None),
             Gate::Gelu(form) => activated(Some(Activation::Gelu(form))),
-            Gate::Clamped => (CLAMPED, &[("CLAMPED", 1.0)]),
+            Gate::Clamped => &[("CLAMPED", 1.0)],
         }
     }
 }
@@ -59,7 +59,7 @@ pub enum Activation {
 /// # Errors
 /// [`Error::Shape`] if `gate_up` disagrees with `y`.
 pub fn swiglu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor) -> Result<(), Error> {
-    by_silu(rec, gate_up, y, (0, &[]))
+    by_silu(rec, gate_up, y, &[])
 }
 
 /// Records `y = gelu(gate) * up`, where `gate_up` holds both halves of each row, as ModernBERT's feed-forward does.
@@ -86,7 +86,7 @@ pub fn gated(rec: &mut Recorder, gate: Gate, gate_up: &Tensor, y: &Tensor) -> Re
     match gate {
         Gate::Silu => swiglu(rec, gate_up, y),
         Gate::Gelu(form) => geglu(rec, gate_up, y, form),
-        Gate::Clamped => by_silu(rec, gate_up, y, gate.flags()),
+        Gate::Clamped => by_silu(rec, gate_up, y, gate.constants()),
     }
 }
 
@@ -122,15 +122,10 @@ fn gate_rows(rec: &mut Recorder, gates: &Tensor, start: u32, y: &Tensor, is_plai
     rec.dispatch(&shaders::SIGMOID_GATE, None, &[], params, &[gates, y], grid)
 }
 
-fn by_silu(
-    rec: &mut Recorder,
-    gate_up: &Tensor,
-    y: &Tensor,
-    (flags, constants): (u32, &[(&'static str, f64)]),
-) -> Result<(), Error> {
+fn by_silu(rec: &mut Recorder, gate_up: &Tensor, y: &Tensor, constants: &[(&'static str, f64)]) -> Result<(), Error> {
     let kernel = &shaders::SWIGLU;
     let ([n_tokens, ffn_dim], grid) = halves(rec, kernel, gate_up, y)?;
-    rec.dispatch(kernel, None, constants, SwigluParams { n_tokens, ffn_dim, flags }, &[gate_up, y], grid)
+    rec.dispatch(kernel, None, constants, SwigluParams { n_tokens, ffn_dim }, &[gate_up, y], grid)
 }
 
 /// T and F of a kernel that multiplies halves, and its grid.

@@ -13,11 +13,6 @@ use crate::shaders::{self, KernelOf, Tier};
 use crate::target::Target;
 use crate::tensor::{Role, Tensor};
 
-/// Flag, for the CPU: heads have sinks.
-pub(crate) const SINKS: u32 = 4;
-/// Flag, for the CPU: sequences share the cache, and the state has their pages.
-pub(crate) const PAGED: u32 = 16;
-
 /// The largest head.
 pub(crate) const MAX_HEAD_DIM: u32 = 512;
 /// Columns of the values that a workgroup has.
@@ -87,7 +82,6 @@ impl AttentionConfig {
             style: 0,
             eps: 0.0,
             query_row: 0,
-            norm: 0,
             row_words: 0,
         }
     }
@@ -142,21 +136,18 @@ pub fn attention(
         }
     });
     let params = AttentionParams {
-        flags: config.flags() | sink_flag(sinks) | paged_flag(state),
+        flags: config.flags(),
         n_tiles: n_rows.div_ceil(way.tile_rows),
         ..config.params(n_tokens, cached.kind, [slots, cached.capacity])
     };
     // Sinks that are not there are never read; queries are at hand. All keys, as if the cache were full.
     let operands = [state.tensor(), q, &cached.k, &cached.v, sinks.unwrap_or(q), y];
-    way.record(rec, params, slots.min(cached.capacity), state.constant(), &operands)
+    let constants: Vec<_> = sink_constant(sinks).into_iter().chain(state.constant()).collect();
+    way.record(rec, params, slots.min(cached.capacity), &constants, &operands)
 }
 
-fn sink_flag(sinks: Option<&Tensor>) -> u32 {
-    if sinks.is_some() { SINKS } else { 0 }
-}
-
-fn paged_flag(state: &StepState) -> u32 {
-    if state.is_shared() { PAGED } else { 0 }
+fn sink_constant(sinks: Option<&Tensor>) -> Option<(&'static str, f64)> {
+    sinks.map(|_| ("SINKS", 1.0))
 }
 
 /// Records attention of a single token, or of one of each of several sequences, from its projection on: what [`rope_kv`](super::rope_kv) and [`attention`] do for
@@ -210,7 +201,7 @@ pub fn attention_next(
         false => splits(n_keys, groups),
     };
     let params = AttentionParams {
-        flags: config.flags() | sink_flag(sinks) | paged_flag(state) | if has_keys { OWN_KEYS } else { 0 },
+        flags: config.flags() | if has_keys { OWN_KEYS } else { 0 },
         splits,
         step,
         query_start: heads.first_column / 4,
@@ -218,15 +209,13 @@ pub fn attention_next(
         style: heads.style(),
         eps: heads.eps(),
         query_row: heads.query_row(),
-        norm: heads.code(),
         query_stride: heads.qkv_dim() / 4,
         row_words: state.row_words(),
         ..config.params(n_tokens, cached.kind, [slots, cached.capacity])
     };
-    let with_sinks = sinks.map(|_| ("SINKS", 1.0));
     let with_dim = (!is_scalar).then_some(("HEAD_DIM", f64::from(head_dim)));
     let constants = [("ROWS", f64::from(rows)), heads.constant()].into_iter().chain(with_dim);
-    let constants: Vec<_> = constants.chain(with_sinks).chain(state.constant()).collect();
+    let constants: Vec<_> = constants.chain(sink_constant(sinks)).chain(state.constant()).collect();
     let [table, weight] = heads.operands(rec)?;
     let columns = if is_scalar { 1 } else { head_dim.div_ceil(COLUMNS) };
     let [x, y_groups, _] = fold(rec.target(), u64::from(groups) * u64::from(columns) * u64::from(n_tokens));
@@ -290,22 +279,21 @@ impl Way {
         rec: &mut Recorder,
         params: AttentionParams,
         n_keys: u32,
-        paged: Option<(&'static str, f64)>,
+        others: &[(&'static str, f64)],
         operands: &[&Tensor; 6],
     ) -> Result<(), Error> {
         let AttentionParams { n_tokens, n_heads, n_kv_heads, head_dim, n_tiles, .. } = params;
         let n_groups = u64::from(n_tiles) * u64::from(n_kv_heads);
         let columns = head_dim.div_ceil(COLUMNS);
-        let (mut constants, n_groups) = match self.tier {
+        let (constants, n_groups) = match self.tier {
             Tier::Scalar => (vec![("ROWS", self.tile_rows)], n_groups.div_ceil(8)),
             tier if tier.matrix_size().is_some() => {
                 (vec![("HEAD_DIM", head_dim), ("SUBGROUP", rec.target().limits().max_subgroup)], n_groups)
             }
             _ => (vec![("PARTS", head_dim.div_ceil(64))], n_groups * u64::from(columns)),
         };
-        constants.extend((params.flags & SINKS != 0).then_some(("SINKS", 1)));
-        let constants: Vec<_> =
-            constants.into_iter().map(|(name, value)| (name, f64::from(value))).chain(paged).collect();
+        let constants = constants.into_iter().map(|(name, value)| (name, f64::from(value)));
+        let constants: Vec<_> = constants.chain(others.iter().copied()).collect();
         // Of scores and of values.
         let operations = 2 * operations(n_tokens, n_heads * head_dim, n_keys);
         for part in grid_parts(rec.target(), n_groups, operations) {
@@ -413,7 +401,7 @@ pub fn attention_packed(
         ..config.params(n_tokens, KvType::F32, [n_tokens; 2])
     };
     let words = qkv.words();
-    tiles.way.record(rec, params, tiles.max_len, None, &[&tiles.table, qkv, &words, &words, qkv, y])
+    tiles.way.record(rec, params, tiles.max_len, &[], &[&tiles.table, qkv, &words, &words, qkv, y])
 }
 
 /// Rows of a tile of `attention_prefill`, [`TILE_ROWS`], for the `scalar` tier.

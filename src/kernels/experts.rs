@@ -7,8 +7,7 @@ mod tiles;
 
 pub use tiles::{ExpertProduct, ExpertTiles, expert_sum};
 
-use super::gate_up::UPS;
-use super::linear::{Lanes, NORM, Norm, operations, quads, set, vector};
+use super::linear::{Lanes, Norm, operations, quads, set, vector};
 use super::{Gate, GridPart, fold, grid_parts};
 use crate::error::Error;
 use crate::matrix::{Matrix, Slab};
@@ -17,9 +16,6 @@ use crate::shaders;
 use crate::shaders::constants::{expert_down, expert_gate_up, expert_tiles, route};
 use crate::shaders::params::{ExpertDownParams, ExpertGateUpParams, RouteParams};
 use crate::tensor::Tensor;
-
-/// Flag of `expert_gate_up`: `w` has rows of one kind, with `UPS` ups.
-pub(crate) const APART: u32 = 1 << 16;
 
 /// Most experts of a layer, and most that a token has.
 pub const MAX_EXPERTS: u32 = route::MOST;
@@ -151,19 +147,16 @@ impl ExpertGateUp<'_> {
         y.expect_shape(KERNEL, "y", &[n_tokens * n_used, ffn_dim])?;
         expect_biases(KERNEL, self.bias, 2 * ffn_dim)?;
         let vector = vector(KERNEL, self.norm, self.bias, dim)?;
-        let (gate_flags, gate) = self.gate.flags();
         let (is_apart, is_ups) = (self.rows != ExpertRows::Both, self.rows == ExpertRows::Ups);
-        let flags = [
-            (self.norm.is_some(), NORM),
-            (self.bias.is_some(), expert_gate_up::BIAS),
-            (is_apart, APART),
-            (is_ups, UPS),
-        ];
         let lanes = Lanes::new(rec, &shaders::EXPERT_GATE_UP, self.w, 1);
         let kinds = [(is_apart, ("APART", 1.0)), (is_ups, ("UPS", 1.0))];
         let kinds = kinds.into_iter().filter(|(is_set, _)| *is_set).map(|(_, constant)| constant);
-        let constants: Vec<_> =
-            lanes.constants(self.norm.is_some()).into_iter().chain(gate.iter().copied()).chain(kinds).collect();
+        let constants: Vec<_> = lanes
+            .constants(self.norm.is_some())
+            .into_iter()
+            .chain(self.gate.constants().iter().copied())
+            .chain(kinds)
+            .collect();
         let n_rows = if is_apart { ffn_dim } else { 2 * ffn_dim.next_multiple_of(2) };
         let n_groups = lanes.groups(n_rows);
         for slab in self.w.slabs() {
@@ -175,7 +168,7 @@ impl ExpertGateUp<'_> {
                 blocks: self.w.blocks(),
                 w_scales: self.w.quants_words(slab),
                 eps: self.norm.map_or(0.0, |norm| norm.eps),
-                flags: set(&flags) | gate_flags,
+                flags: set(&[(self.bias.is_some(), expert_gate_up::BIAS)]),
                 first_group,
                 first_expert: experts.first,
                 n_experts: experts.n,

@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 
-use super::linear::{Lanes, NORM, Norm, operations, quads, vector};
+use super::linear::{Lanes, Norm, operations, quads, vector};
 use super::{Gate, GridPart, grid_parts};
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -10,9 +10,6 @@ use crate::recording::Recorder;
 use crate::shaders::params::GateUpParams;
 use crate::shaders::{self, KernelOf};
 use crate::tensor::Tensor;
-
-/// Flag of `gate_up` and `expert_gate_up`: `w` has ups alone.
-pub(crate) const UPS: u32 = 1 << 17;
 
 /// Records `y = act(x gateᵀ) * (x upᵀ)`, where `w` holds the rows of `gate` and then those of `up`; `norm` normalises
 /// `x` first. Shader: `shaders/gate_up.wgsl`.
@@ -82,8 +79,6 @@ pub(super) fn record_gate_up<P: Pod>(
     x.expect_shape(kernel.name, "x", &[n_tokens, dim])?;
     y.expect_shape(kernel.name, "y", &[n_tokens, ffn_dim])?;
     let vector = vector(kernel.name, norm, None, dim)?;
-    let (gate_flags, gate) = gate.flags();
-    let flags = [(norm.is_some(), NORM), (is_ups, UPS)].map(|(is_set, flag)| if is_set { flag } else { 0 });
     let params = |first_group| GateUpParams {
         n_tokens,
         ffn_dim,
@@ -91,12 +86,11 @@ pub(super) fn record_gate_up<P: Pod>(
         blocks: w.blocks(),
         w_scales: w.quants_words(slab),
         eps: norm.map_or(0.0, |norm| norm.eps),
-        flags: gate_flags | flags[0] | flags[1],
         first_group,
     };
     let kind = is_ups.then_some(("UPS", 1.0));
     let constants: Vec<_> =
-        lanes.constants(norm.is_some()).into_iter().chain(gate.iter().copied()).chain(kind).collect();
+        lanes.constants(norm.is_some()).into_iter().chain(gate.constants().iter().copied()).chain(kind).collect();
     let n_rows = if is_ups { ffn_dim } else { 2 * ffn_dim.next_multiple_of(2) };
     // A vector that is not there is never read; x is at hand.
     let operands = [&[&slab.words, vector.unwrap_or(x), x], others, &[y]].concat();

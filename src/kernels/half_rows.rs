@@ -154,8 +154,7 @@ pub fn half_rows(rec: &mut Recorder, x: &Tensor, norm: Option<Norm<'_>>) -> Resu
 /// [`Error::Operand`] if K is no multiple of 4 or the target has no half precision.
 pub fn half_gated(rec: &mut Recorder, gate_up: &Tensor, gate: Gate) -> Result<HalfRows, Error> {
     let [_, both] = gate_up.dims2(shaders::HALF_ROWS.name, "x")?;
-    let (_, of_gate) = gate.flags();
-    record(rec, gate_up, gate_up, both / 2, &[&[("GATED", 1.0)], of_gate].concat(), 0.0)
+    record(rec, gate_up, gate_up, both / 2, &[&[("GATED", 1.0)], gate.constants()].concat(), 0.0)
 }
 
 fn record(

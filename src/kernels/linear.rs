@@ -9,26 +9,15 @@ use crate::error::Error;
 use crate::matrix::Matrix;
 use crate::recording::{Products, Recorder};
 use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
+use crate::shaders::constants::linear_norm::SHIFT;
 use crate::shaders::params::LinearParams;
 use crate::shaders::{self, Kernel, KernelOf, Tier};
 use crate::target::{Bucket, Choice, Target};
 use crate::tensor::Tensor;
 
-/// Flag: normalise `x`.
-pub(crate) const NORM: u32 = 4;
-/// Flag: apply GELU to the sum with its bias.
-pub(crate) const GELU: u32 = 8;
-/// Flag beside `GELU`: by the tanh formula.
-pub(crate) const GELU_TANH: u32 = 16;
-
-/// Flag: the gate of gpt-oss.
-pub(crate) const CLAMPED: u32 = 256;
-
-/// Flag, for the CPU: a row's result is the same for every number of rows.
-pub(crate) const INVARIANT: u32 = 64;
-
-/// Flag: apply the hyperbolic tangent to the sum with its bias.
-pub(crate) const TANH: u32 = 128;
+/// Flag for the CPU alone: a row's result is the same for every number of rows.
+pub(crate) const INVARIANT: u32 = 1 << 16;
+const _: () = assert!((BIAS | ACCUMULATE | SHIFT) & INVARIANT == 0, "it is no flag of a shader's");
 
 /// An RMSNorm in front of a product.
 #[derive(Clone, Copy, Debug)]
@@ -154,14 +143,8 @@ impl<'a> Linear<'a> {
         let ([n_tokens, dim], [_, y_stride]) = (x.dims2(kernel.name, "x")?, y.dims2(kernel.name, "y")?);
         self.check(kernel, n_tokens.saturating_mul(*n_splits), y)?;
         let vector = vector(kernel.name, self.norm, self.bias, dim)?;
-        let flags = [
-            (self.bias.is_some(), BIAS),
-            (self.accumulate, ACCUMULATE),
-            (self.norm.is_some(), NORM),
-            (self.batch_invariant, INVARIANT),
-        ];
-        let (activation_flags, activation) = activated(self.activation);
-        let constants = [constants, activation].concat();
+        let flags = [(self.bias.is_some(), BIAS), (self.accumulate, ACCUMULATE), (self.batch_invariant, INVARIANT)];
+        let constants = [constants, activated(self.activation)].concat();
         for slab in self.w.slabs() {
             let (n_groups, z) = grid(slab.rows);
             for part in grid_parts(rec.target(), n_groups, operations(n_tokens, slab.rows, dim)) {
@@ -173,7 +156,7 @@ impl<'a> Linear<'a> {
                     w_scales: self.w.quants_words(slab),
                     y_start: self.y_start + slab.first_row,
                     y_stride,
-                    flags: set(&flags) | activation_flags,
+                    flags: set(&flags),
                     eps: self.norm.map_or(0.0, |norm| norm.eps),
                     split_blocks: self.w.blocks().div_ceil(*n_splits),
                     first_group: part.first,
@@ -211,13 +194,13 @@ pub(super) fn set(flags: &[(bool, u32)]) -> u32 {
     flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum()
 }
 
-/// The flags and the overrides that stand for an activation: the CPU's twins know no overrides.
-pub(super) fn activated(activation: Option<Activation>) -> (u32, &'static [(&'static str, f64)]) {
+/// The overrides that stand for an activation.
+pub(super) fn activated(activation: Option<Activation>) -> &'static [(&'static str, f64)] {
     match activation {
-        None => (0, &[]),
-        Some(Activation::Gelu(Gelu::Exact)) => (GELU, &[("GELU", 1.0)]),
-        Some(Activation::Gelu(Gelu::Tanh)) => (GELU | GELU_TANH, &[("GELU", 1.0), ("GELU_TANH", 1.0)]),
-        Some(Activation::Tanh) => (TANH, &[("TANH", 1.0)]),
+        None => &[],
+        Some(Activation::Gelu(Gelu::Exact)) => &[("GELU", 1.0)],
+        Some(Activation::Gelu(Gelu::Tanh)) => &[("GELU", 1.0), ("GELU_TANH", 1.0)],
+        Some(Activation::Tanh) => &[("TANH", 1.0)],
     }
 }
 

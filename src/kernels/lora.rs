@@ -155,8 +155,8 @@ fn record(
     low.expect_rows(kernel.name, if is_ups { w.rows().saturating_mul(2) } else { w.rows() })?;
     let lanes = Lanes::as_of(rec, kernel, &shaders::GATE_UP, w, n_tokens);
     let params = |gate_up| {
-        let GateUpParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, flags, first_group } = gate_up;
-        GateUpLoraParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, flags, first_group, members, rank }
+        let GateUpParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, first_group } = gate_up;
+        GateUpLoraParams { n_tokens, ffn_dim, dim, blocks, w_scales, eps, first_group, members, rank }
     };
     record_gate_up(rec, kernel, &lanes, (w, is_ups), norm, gate, (x, &[low.inner, low.b]), y, params)
 }

@@ -278,16 +278,8 @@ pub fn split_sum(
     let vector = vector(kernel, None, bias, n_out)?.unwrap_or(parts);
     let grid = fold(rec.target(), (u64::from(n_tokens) * u64::from(n_out)).div_ceil(256));
     let flags = [(bias.is_some(), BIAS), (accumulate, ACCUMULATE)];
-    let (activation_flags, constants) = activated(activation);
-    let params = SplitSumParams {
-        n_tokens,
-        n_out,
-        n_splits: rows / n_tokens,
-        y_start,
-        y_stride,
-        flags: set(&flags) | activation_flags,
-    };
-    rec.dispatch(&shaders::SPLIT_SUM, None, constants, params, &[parts, vector, y], grid)
+    let params = SplitSumParams { n_tokens, n_out, n_splits: rows / n_tokens, y_start, y_stride, flags: set(&flags) };
+    rec.dispatch(&shaders::SPLIT_SUM, None, activated(activation), params, &[parts, vector, y], grid)
 }
 
 /// Records `y = x b` of two plain matrices. Shader: `shaders/matmul_plain.wgsl`.

@@ -261,7 +261,7 @@ pub enum QkNorm {
 }
 
 impl QkNorm {
-    /// The value of the override `NORM`, and of the params of the CPU's twins, which know no overrides; 0: no norm.
+    /// The value of the override `NORM`; 0: no norm.
     fn code(norm: Option<QkNorm>) -> u32 {
         match norm {
             None => 0,
@@ -338,13 +338,9 @@ impl Heads<'_> {
         Ok([table, self.norm.map_or(absent, |(_, weight, _)| weight.clone())])
     }
 
-    pub(super) fn code(&self) -> u32 {
-        QkNorm::code(self.norm.map(|(norm, ..)| norm))
-    }
-
     /// The value of the override `NORM`.
     pub(super) fn constant(&self) -> (&'static str, f64) {
-        ("NORM", f64::from(self.code()))
+        ("NORM", f64::from(QkNorm::code(self.norm.map(|(norm, ..)| norm))))
     }
 
     /// Row of the table that queries have, counted from that of keys.
@@ -404,11 +400,9 @@ pub fn rope_kv(
         style: heads.style(),
         capacity: cached.capacity,
         eps: heads.eps(),
-        norm: heads.code(),
         query_row: heads.query_row(),
         first: heads.first_column,
         slots,
-        is_paged: u32::from(state.is_shared()),
     };
     let (kernel, variant) = (&shaders::ROPE_KV, Some(cached.kind.variant()));
     let [table, weight] = heads.operands(rec)?;
@@ -456,7 +450,6 @@ pub fn rope_packed(rec: &mut Recorder, heads: &Heads<'_>, tokens: &Tensor, qkv: 
         rot_dims: heads.rot_dims(),
         style: heads.style(),
         eps: heads.eps(),
-        norm: heads.code(),
     };
     let kernel = &shaders::ROPE_PACKED;
     let [table, weight] = heads.operands(rec)?;
