@@ -13,6 +13,7 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::gpu::Faults;
 use crate::recording::{Products, Step};
+use crate::shaders::{Id, read_params};
 use crate::tensor::{Tensor, WordCopy};
 
 mod activation;
@@ -202,9 +203,10 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// A kernel's call: params as the shader sees them, weight type, operands in binding order.
+/// A kernel's call: params as the shader sees them, its overrides, weight type, operands in binding order.
 pub(crate) struct Call<'a> {
     params: &'a [u8],
+    constants: &'a [(&'static str, f64)],
     pub weight: Option<WeightType>,
     /// Whether activations that meet quantised weights may be rounded.
     pub rounds: bool,
@@ -217,7 +219,18 @@ pub(crate) struct Call<'a> {
 
 impl<'a> Call<'a> {
     pub fn params<P: Pod>(&self) -> P {
-        bytemuck::pod_read_unaligned(self.params)
+        read_params(self.params)
+    }
+
+    /// The value of an override of the shader. Those that twins ask for begin as 0, or every recording has them.
+    pub fn constant(&self, name: &str) -> u32 {
+        let found = self.constants.iter().find(|(known, _)| *known == name);
+        found.map_or(0, |&(_, value)| value as u32)
+    }
+
+    /// Whether an override is set.
+    pub fn is(&self, name: &str) -> bool {
+        self.constant(name) != 0
     }
 
     /// All operands at once, so that one can be written while others are read.
@@ -233,73 +246,74 @@ impl<'a> Call<'a> {
 type Twin = fn(Call<'_>);
 
 /// The twin of a kernel.
-fn twin(kernel: &str) -> Option<Twin> {
+fn twin(kernel: Id) -> Option<Twin> {
     Some(match kernel {
-        "add" => activation::add,
+        Id::Add => activation::add,
         #[cfg(feature = "lora")]
-        "add_lora" => lora::add_lora,
-        "advance" => sample::advance,
-        "argmax" => argmax::argmax,
-        "argmax_merge" => argmax::argmax_merge,
-        "attention_decode" => attention::attention_decode,
-        "attention_merge" => attention::attention_merge,
-        "attention_prefill" => attention::attention_prefill,
-        "by_head" => by_head::by_head,
-        "delta_rule" => recurrent::delta_rule,
-        "selective_scan" => recurrent::selective_scan,
-        "embed" => embed::embed,
-        "embed_sum" => embed::embed_sum,
-        "expert_down" => experts::expert_down,
-        "expert_gate_up" => experts::expert_gate_up,
-        "expert_matmul" => experts::expert_matmul,
-        "expert_sum" => experts::expert_sum,
-        "expert_tiles" => experts::expert_tiles,
-        "gate_up" => linear::gate_up,
+        Id::AddLora => lora::add_lora,
+        Id::Advance => sample::advance,
+        Id::Argmax => argmax::argmax,
+        Id::ArgmaxMerge => argmax::argmax_merge,
+        Id::AttentionDecode => attention::attention_decode,
+        Id::AttentionMerge => attention::attention_merge,
+        Id::AttentionPrefill => attention::attention_prefill,
+        Id::ByHead => by_head::by_head,
+        Id::DeltaRule => recurrent::delta_rule,
+        Id::SelectiveScan => recurrent::selective_scan,
+        Id::Embed => embed::embed,
+        Id::EmbedSum => embed::embed_sum,
+        Id::ExpertDown => experts::expert_down,
+        Id::ExpertGateUp => experts::expert_gate_up,
+        Id::ExpertMatmul => experts::expert_matmul,
+        Id::ExpertSum => experts::expert_sum,
+        Id::ExpertTiles => experts::expert_tiles,
+        Id::GateUp => linear::gate_up,
         #[cfg(feature = "lora")]
-        "gate_up_lora" => lora::gate_up_lora,
-        "geglu" => activation::geglu,
-        "gelu" => activation::gelu,
-        "last_row" => embed::last_row,
-        "layer_norm" => norm::layer_norm,
-        "linear_norm" => linear::linear_norm,
-        "matmul" => linear::matmul,
-        "matmul_plain" => matmul_plain::matmul_plain,
-        "mask_logits" => sample::mask_logits,
-        "matvec" => linear::matvec,
+        Id::GateUpLora => lora::gate_up_lora,
+        Id::Geglu => activation::geglu,
+        Id::Gelu => activation::gelu,
+        Id::LastRow => embed::last_row,
+        Id::LayerNorm => norm::layer_norm,
+        Id::LinearNorm => linear::linear_norm,
+        Id::Matmul => linear::matmul,
+        Id::MatmulPlain => matmul_plain::matmul_plain,
+        Id::MaskLogits => sample::mask_logits,
+        Id::Matvec => linear::matvec,
         #[cfg(feature = "lora")]
-        "matvec_lora" => lora::matvec_lora,
-        "merge_top" => select_top::merge_top,
-        "mol" => mol::mol,
-        "penalize" => sample::penalize,
-        "pool" => pool::pool,
-        "rms_norm" => norm::rms_norm,
-        "rope" => rope::rope,
-        "route" => experts::route,
-        "rope_kv" => rope::rope_kv,
-        "rope_packed" => rope::rope_packed,
-        "candidates" => sample::candidates,
-        "sample" => sample::sample,
-        "scale" => activation::scale,
-        "select_top" => select_top::select_top,
-        "short_conv" => recurrent::short_conv,
-        "sigmoid_gate" => activation::sigmoid_gate,
-        "silu" => activation::silu,
-        "softmax" => softmax::softmax,
-        "split_sum" => linear::split_sum,
-        "swiglu" => activation::swiglu,
+        Id::MatvecLora => lora::matvec_lora,
+        Id::MergeTop => select_top::merge_top,
+        Id::Mol => mol::mol,
+        Id::Penalize => sample::penalize,
+        Id::Pool => pool::pool,
+        Id::RmsNorm => norm::rms_norm,
+        Id::Rope => rope::rope,
+        Id::Route => experts::route,
+        Id::RopeKv => rope::rope_kv,
+        Id::RopePacked => rope::rope_packed,
+        Id::Candidates => sample::candidates,
+        Id::Sample => sample::sample,
+        Id::Scale => activation::scale,
+        Id::SelectTop => select_top::select_top,
+        Id::ShortConv => recurrent::short_conv,
+        Id::SigmoidGate => activation::sigmoid_gate,
+        Id::Silu => activation::silu,
+        Id::Softmax => softmax::softmax,
+        Id::SplitSum => linear::split_sum,
+        Id::Swiglu => activation::swiglu,
         #[cfg(not(target_arch = "wasm32"))]
-        "matmul_naive" => linear::matmul,
+        Id::MatmulNaive => linear::matmul,
         #[cfg(not(target_arch = "wasm32"))]
-        "mol_gate" => mol_parts::mol_gate,
-        "probe_copy" => probe::probe_copy,
-        "probe_fma" => probe::probe_fma,
+        Id::MolGate => mol_parts::mol_gate,
+        Id::ProbeCopy => probe::probe_copy,
+        Id::ProbeFma => probe::probe_fma,
         #[cfg(not(target_arch = "wasm32"))]
-        "probe_matrix" => probe::probe_matrix,
-        "probe_read" => probe::probe_read,
-        "probe_reduce" => probe::probe_reduce,
+        Id::ProbeMatrix => probe::probe_matrix,
+        Id::ProbeRead => probe::probe_read,
+        Id::ProbeReduce => probe::probe_reduce,
         #[cfg(not(target_arch = "wasm32"))]
-        "weighted_sum" => mol_parts::weighted_sum,
-        _ => return None,
+        Id::WeightedSum => mol_parts::weighted_sum,
+        // In half precision, which no recording for the CPU has.
+        Id::AttentionHalf | Id::HalfRows | Id::MatmulHalf => return None,
     })
 }
 
@@ -401,7 +415,7 @@ enum Guard<'a> {
 }
 
 fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
-    let twin = twin(step.kernel.name).ok_or_else(|| Error::Operand {
+    let twin = twin(step.kernel.id).ok_or_else(|| Error::Operand {
         kernel: step.kernel.name,
         operand: "device",
         expected: "a kernel with a CPU twin".into(),
@@ -452,6 +466,7 @@ fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
         })
         .collect();
     let products = step.products;
-    twin(Call { params: &step.params, weight: step.variant.weight, rounds, products, panels, operands });
+    let (params, constants, weight) = (&step.params, &step.constants, step.variant.weight);
+    twin(Call { params, constants, weight, rounds, products, panels, operands });
     Ok(())
 }

@@ -13,7 +13,7 @@ use bytemuck::Pod;
 
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
-use crate::shaders::{Kernel, Tier, Variant};
+use crate::shaders::{Kernel, KernelOf, Tier, Variant};
 use crate::target::Target;
 use crate::tensor::{Attached, Block, Role, Storage, Tensor};
 
@@ -146,7 +146,7 @@ impl Recorder {
     /// Records one dispatch of `kernel` in the tier that the target has it in.
     pub(crate) fn dispatch<P: Pod>(
         &mut self,
-        kernel: &'static Kernel,
+        kernel: &'static KernelOf<P>,
         weight: Option<WeightType>,
         constants: &[(&'static str, f64)],
         params: P,
@@ -161,14 +161,28 @@ impl Recorder {
     pub(crate) fn dispatch_as<P: Pod>(
         &mut self,
         tier: Tier,
-        kernel: &'static Kernel,
+        kernel: &'static KernelOf<P>,
         weight: Option<WeightType>,
         constants: &[(&'static str, f64)],
         params: P,
         operands: &[&Tensor],
         grid: [u32; 3],
     ) -> Result<(), Error> {
-        debug_assert_eq!(size_of::<P>(), kernel.params_size as usize, "{}", kernel.name);
+        let params = kernel.params_bytes(&params);
+        self.push(tier, &kernel.kernel, weight, constants, params, operands, grid)
+    }
+
+    #[expect(clippy::too_many_arguments)]
+    fn push(
+        &mut self,
+        tier: Tier,
+        kernel: &'static Kernel,
+        weight: Option<WeightType>,
+        constants: &[(&'static str, f64)],
+        params: Vec<u8>,
+        operands: &[&Tensor],
+        grid: [u32; 3],
+    ) -> Result<(), Error> {
         debug_assert_eq!(operands.len(), kernel.bindings.len(), "{}", kernel.name);
         let variant = kernel.variant(weight, tier).ok_or_else(|| Error::Operand {
             kernel: kernel.name,
@@ -216,7 +230,7 @@ impl Recorder {
             kernel,
             variant,
             constants: constants.to_vec(),
-            params: bytemuck::bytes_of(&params).to_vec(),
+            params,
             operands: operands.iter().map(|&o| o.clone()).collect(),
             grid,
             layer: self.layer,

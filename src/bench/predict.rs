@@ -12,8 +12,9 @@
 //! - the time between dispatches, 1.8 us, and the tail of workgroups on the last cores.
 
 use crate::dtype::{BLOCK, WeightType};
-use crate::kernels::{AttentionParams, GateUpParams, LinearParams};
 use crate::recording::{Dispatch, Recording};
+use crate::shaders::params::{AttentionParams, GateUpParams, LinearParams};
+use crate::shaders::{Id, read_params};
 
 mod machines;
 mod sampling;
@@ -198,41 +199,41 @@ impl Work {
             cycles: 0.0,
             trips: 0.0,
         };
-        match dispatch.kernel().name {
-            "matvec" => vector_product(dispatch, rows, {
+        match dispatch.kernel().id {
+            Id::Matvec => vector_product(dispatch, rows, {
                 let params: LinearParams = params(dispatch);
                 [params.n_tokens, params.n_out, params.dim]
             }),
-            "gate_up" => vector_product(dispatch, rows, {
+            Id::GateUp => vector_product(dispatch, rows, {
                 let params: GateUpParams = params(dispatch);
                 [params.n_tokens, 2 * params.ffn_dim, params.dim]
             }),
-            "matmul" | "linear_norm" => {
+            Id::Matmul | Id::LinearNorm => {
                 let params: LinearParams = params(dispatch);
                 tiled_product(dispatch, rows, [params.n_tokens, params.n_out, params.dim])
             }
-            "matmul_half" => {
+            Id::MatmulHalf => {
                 let params: LinearParams = params(dispatch);
                 half_product(dispatch, rows, [params.n_tokens, params.n_out, params.blocks * BLOCK as u32])
             }
-            "attention_decode" | "attention_prefill" => attention(dispatch, rows, filled),
-            "attention_half" => half_attention(dispatch, rows, filled),
-            "candidates" => sampling::candidates(dispatch, rows),
-            "sample" => sampling::sample(dispatch, rows),
+            Id::AttentionDecode | Id::AttentionPrefill => attention(dispatch, rows, filled),
+            Id::AttentionHalf => half_attention(dispatch, rows, filled),
+            Id::Candidates => sampling::candidates(dispatch, rows),
+            Id::Sample => sampling::sample(dispatch, rows),
             _ => rows,
         }
     }
 }
 
 /// A kernel's params.
-fn params<P: bytemuck::AnyBitPattern>(dispatch: &Dispatch<'_>) -> P {
-    bytemuck::pod_read_unaligned(dispatch.params())
+fn params<P: bytemuck::Pod>(dispatch: &Dispatch<'_>) -> P {
+    read_params(dispatch.params())
 }
 
 /// Bytes of all operands, each once; of caches and tables only the part read.
 fn operand_bytes(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
     let (kernel, operands) = (dispatch.kernel(), dispatch.operands());
-    let is_lookup = kernel.name.starts_with("embed");
+    let is_lookup = [Id::Embed, Id::EmbedSum].contains(&kernel.id);
     let written = kernel.bindings.iter().zip(operands).rfind(|(binding, _)| binding.writes);
     let result = written.map_or(0.0, |(_, tensor)| tensor.size_bytes() as f64);
     let heads = kernel.bindings.iter().position(|binding| ["qkv", "x"].contains(&binding.name));
@@ -246,8 +247,8 @@ fn operand_bytes(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
             _ if is_lookup => size.min(result),
             "table" => size.min(n_tokens * size / f64::from(tensor.shape()[0])),
             _ if tensor.is_cache() => size * share_of_cache(dispatch, filled),
-            "parts" if kernel.name == "attention_merge" => size * share_of_parts(dispatch, filled),
-            "y" if kernel.name == "attention_decode" => size * share_of_parts(dispatch, filled),
+            "parts" if kernel.id == Id::AttentionMerge => size * share_of_parts(dispatch, filled),
+            "y" if kernel.id == Id::AttentionDecode => size * share_of_parts(dispatch, filled),
             _ => size,
         }
     });
@@ -256,8 +257,8 @@ fn operand_bytes(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
 
 /// Share of a layer's cache that a kernel reads or writes.
 fn share_of_cache(dispatch: &Dispatch<'_>, filled: u32) -> f64 {
-    match dispatch.kernel().name {
-        "attention_decode" | "attention_half" | "attention_prefill" => {
+    match dispatch.kernel().id {
+        Id::AttentionDecode | Id::AttentionHalf | Id::AttentionPrefill => {
             let params: AttentionParams = params(dispatch);
             f64::from(seen(&params, filled).min(params.slots)) / f64::from(params.slots.max(1))
         }

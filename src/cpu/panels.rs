@@ -11,8 +11,10 @@ use bytemuck::Pod;
 use super::simd::{self, Lanes, WideWork};
 use super::threads;
 use crate::dtype::{BLOCK, WeightType};
-use crate::kernels::{INVARIANT, LinearParams};
+use crate::kernels::INVARIANT;
 use crate::recording::Step;
+use crate::shaders::params::LinearParams;
+use crate::shaders::{Id, read_params};
 
 /// Vectors of weights that a panel has side by side.
 const VECTORS: usize = 3;
@@ -45,10 +47,10 @@ impl Panels {
     /// The order in which a step wants its first operand, if not in rows.
     pub fn wanted(step: &Step) -> Option<Panels> {
         let lanes = simd::panel_lanes()?;
-        if !["matmul", "matvec", "linear_norm"].contains(&step.kernel.name) {
+        if ![Id::Matmul, Id::Matvec, Id::LinearNorm].contains(&step.kernel.id) {
             return None;
         }
-        let params: LinearParams = bytemuck::pod_read_unaligned(&step.params);
+        let params: LinearParams = read_params(&step.params);
         let weight = match step.variant.weight {
             Some(WeightType::F32) => PanelWeight::F32,
             Some(WeightType::F16) => PanelWeight::F16,

@@ -2,7 +2,7 @@
 
 use super::simd::{self, Function, Instructions, Map, Numbers, exp};
 use super::{Call, threads};
-use crate::kernels::SoftmaxParams;
+use crate::shaders::params::SoftmaxParams;
 
 /// `e^(x - highest)`.
 pub(super) struct ExpBelow {
@@ -42,9 +42,10 @@ mod tests {
         x[2] = 1e4;
         x[6] = 1e4;
         let mut y = vec![f32::NAN; 2 * 7];
-        let params = SoftmaxParams { n_rows: 2, dim: 7, _pad: [0; 2] };
+        let params = SoftmaxParams { n_rows: 2, dim: 7 };
         softmax(Call {
             params: bytemuck::bytes_of(&params),
+            constants: &[],
             weight: None,
             rounds: false,
             products: Default::default(),

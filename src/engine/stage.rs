@@ -255,8 +255,8 @@ impl Stage {
     }
 
     fn parts_of_states<'a>(&'a self, which: impl Fn(&'a (Tensor, Tensor)) -> (&'a Tensor, u32)) -> Vec<Part> {
-        let part = |channel| {
-            let (tensor, place) = which(channel);
+        let part = |pair| {
+            let (tensor, place) = which(pair);
             let n_words = tensor.len() / tensor.shape()[0] as usize;
             (tensor.clone(), place as usize * n_words, n_words)
         };

@@ -1,14 +1,14 @@
 //! A product, the residual stream and the layer normalisation behind them.
 
-use super::linear::{BIAS, INVARIANT, LinearParams, operations, set, vector};
-use super::{ACCUMULATE, GridPart, LOOP_ROUNDS, LayerNorm, Linear, add, grid_parts, layer_norm, matmul};
+use super::linear::{INVARIANT, operations, set, vector};
+use super::{GridPart, LOOP_ROUNDS, LayerNorm, Linear, add, grid_parts, layer_norm, matmul};
 use crate::error::Error;
 use crate::recording::Recorder;
+use crate::shaders::constants::linear::{ACCUMULATE, BIAS};
+use crate::shaders::constants::linear_norm::SHIFT;
+use crate::shaders::params::LinearParams;
 use crate::shaders::{self, Tier};
 use crate::tensor::Tensor;
-
-/// Flag: add a bias behind the normalisation.
-pub(crate) const SHIFT: u32 = 32;
 
 /// Rows of `y` that a workgroup takes.
 const ROWS: u32 = 16;
@@ -71,7 +71,6 @@ pub fn linear_norm(rec: &mut Recorder, linear: &Linear, norm: &LayerNorm, x: &Te
             eps: norm.eps,
             split_blocks: linear.w.blocks(),
             first_group: first,
-            _pad: 0,
         };
         rec.dispatch_as(tier, kernel, Some(linear.w.weight()), &[constant], params, &operands, grid)?;
     }

@@ -467,7 +467,7 @@ impl Weights {
     /// Matrices of a decode pass with their kernels.
     pub(crate) fn products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
         let head = self.output.iter().flat_map(|output| of_stack(&shaders::MATVEC, output));
-        let tied = self.output.is_none().then_some((&shaders::MATVEC, &self.token_embd));
+        let tied = self.output.is_none().then_some((&shaders::MATVEC.kernel, &self.token_embd));
         self.layer_products().chain(head).chain(tied)
     }
 
@@ -475,12 +475,12 @@ impl Weights {
     pub(crate) fn layer_products(&self) -> impl Iterator<Item = (&'static Kernel, &Matrix)> {
         self.blocks.iter().flat_map(|block| {
             // Ups without their gates are measured as a plain product.
-            let up = if block.ffn_up.as_one().is_some() { &shaders::GATE_UP } else { &shaders::MATVEC };
+            let up = if block.ffn_up.as_one().is_some() { &shaders::GATE_UP.kernel } else { &shaders::MATVEC.kernel };
             let experts = block.experts.iter().flat_map(|experts| {
                 let [up, down] = experts.matrices();
                 of_stack(&shaders::MATVEC, &experts.logits)
-                    .chain(up.map(|w| (&shaders::EXPERT_GATE_UP, w)))
-                    .chain(down.map(|w| (&shaders::EXPERT_DOWN, w)))
+                    .chain(up.map(|w| (&shaders::EXPERT_GATE_UP.kernel, w)))
+                    .chain(down.map(|w| (&shaders::EXPERT_DOWN.kernel, w)))
             });
             let per_layer = block.per_layer.iter().flat_map(|half| [&half.gate, &half.proj]);
             of_stack(&shaders::MATVEC, &block.attn_qkv)

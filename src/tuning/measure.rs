@@ -18,7 +18,7 @@ use crate::load::ModelFile;
 use crate::matrix::Matrix;
 use crate::model::Weights;
 use crate::recording::{Recording, Workspace};
-use crate::shaders::{self, Kernel, Tier};
+use crate::shaders::{Id, Kernel, Tier};
 use crate::target::{Bucket, Choice, Tuning};
 use crate::tensor::{Role, Tensor};
 
@@ -105,7 +105,7 @@ pub(crate) async fn tune_products(
     let device = &device.for_model(false);
     let of_prompts = weights
         .layer_products()
-        .map(|(_, w)| (product_kernel(&device.target(), w), w, device.target().usual_max_pass()));
+        .map(|(_, w)| (&product_kernel(&device.target(), w).kernel, w, device.target().usual_max_pass()));
     let mut products: Vec<Product> = Vec::new();
     for (kernel, w, n_tokens) in weights.products().map(|(kernel, w)| (kernel, w, 1)).chain(of_prompts) {
         let bucket = Bucket::of(kernel, w.weight(), [w.rows(), w.blocks(), n_tokens]);
@@ -308,12 +308,12 @@ fn record(
     let (rows, cols) = (copies[0].rows(), copies[0].cols());
     let (x, vector) = (input(device, &[n_tokens, cols])?, input(device, &[cols])?);
     let norm = folds_norm(&rec, &x, false).then_some(Norm { weight: &vector, eps: 1e-5 });
-    let width = if kernel.name == shaders::GATE_UP.name { rows / 2 } else { rows };
+    let width = if kernel.id == Id::GateUp { rows / 2 } else { rows };
     let y = Tensor::declare("y", Role::Activations, &[n_tokens, width], DType::F32)?;
     for w in copies {
-        match kernel.name {
-            "gate_up" => gate_up(&mut rec, w, norm, Gate::Silu, &x, &y)?,
-            "matmul" | "matmul_half" => matmul(&mut rec, &Linear::new(w), &x, &y)?,
+        match kernel.id {
+            Id::GateUp => gate_up(&mut rec, w, norm, Gate::Silu, &x, &y)?,
+            Id::Matmul | Id::MatmulHalf => matmul(&mut rec, &Linear::new(w), &x, &y)?,
             _ => matvec(&mut rec, &Linear::new(w), &x, &y)?,
         }
     }

@@ -1,8 +1,10 @@
 //! Costs of sampling a token: two dispatches dominated by barriers and latency instead of bytes.
 
 use super::{Work, params};
-use crate::kernels::{MOST, PART, SampleParams};
 use crate::recording::Dispatch;
+use crate::shaders::constants::candidates::PART;
+use crate::shaders::constants::sampling::MOST;
+use crate::shaders::params::SampleParams;
 
 /// Assumed top-k: a recording does not contain it.
 const TOP_K: f64 = 40.0;
