@@ -6,17 +6,14 @@
 //! encoders, [`mol`] for mixtures of logits, `serve` for a server under load. A [`report`] has all of it for one
 //! device, in a format for exchange.
 
-#[cfg(not(target_arch = "wasm32"))]
 pub mod embed;
 pub mod kernels;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod mol;
-#[cfg(not(target_arch = "wasm32"))]
 pub mod predict;
 pub mod report;
 #[cfg(feature = "serve")]
 pub mod serve;
-#[cfg(not(target_arch = "wasm32"))]
 pub mod shapes;
 
 use web_time::Instant;
@@ -283,7 +280,6 @@ impl Probes {
 }
 
 /// Bytes available for a model on this machine's CPU, if the system reports it.
-#[cfg(not(target_arch = "wasm32"))]
 pub fn free_bytes() -> Option<u64> {
     crate::memory::of_host()
 }

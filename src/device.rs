@@ -15,7 +15,6 @@ use crate::cpu::Cpu;
 use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::gpu::{AdapterKind, AdapterReport, Faults, Gpu, Power, ReadFuture, Setup};
-#[cfg(not(target_arch = "wasm32"))]
 use crate::loss::LossReason;
 use crate::matrix::Matrix;
 use crate::recording::{Recorder, Recording};
@@ -221,7 +220,6 @@ impl Device {
     }
 
     /// All GPU adapters of this machine, real GPUs first.
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn adapters() -> Vec<AdapterReport> {
         crate::gpu::adapters().await
     }
@@ -361,7 +359,6 @@ impl Device {
     }
 
     /// The same device with its tuning, self-test results, tuning file and notices about that file.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn with_known(
         &self,
         tuning: Tuning,
@@ -749,7 +746,6 @@ impl Device {
     }
 
     /// Marks a GPU device that may hang as lost: pending reads fail, and its memory is freed if it ever answers.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn give_up(&self, reason: LossReason, message: String) {
         if let Executor::Gpu(gpu) = &*self.0.executor {
             gpu.give_up(reason, message);

@@ -13,7 +13,6 @@ mod place;
 mod reranker;
 
 pub use batch::Tokens;
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use batch::{Head, record_texts};
 pub use embedder::{EmbedOptions, Embedder};
 pub use place::Place;

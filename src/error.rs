@@ -3,7 +3,6 @@
 //! Each variant names the operand, field or offset at fault, with the expected and the found value, so that a
 //! message can be acted on without a stack trace.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::path::PathBuf;
 
@@ -309,7 +308,6 @@ impl Error {
     }
 
     /// Adds the model file's name, unless the error is not the file's fault.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn in_model_file(self, path: &Path) -> Self {
         match self {
             Error::Memory { .. }
@@ -323,7 +321,6 @@ impl Error {
     }
 
     /// Adds the folder to the file's name, or names the folder if the error names no file.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn in_folder(self, folder: &Path) -> Self {
         match self {
             Error::InFile { path, source } => Error::InFile { path: folder.join(path), source },

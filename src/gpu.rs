@@ -6,12 +6,10 @@ mod executor;
 mod faults;
 mod outcome;
 mod pipeline;
-#[cfg(not(target_arch = "wasm32"))]
 mod polling;
 mod readback;
 mod signal;
 
-#[cfg(not(target_arch = "wasm32"))]
 pub use adapter::adapters;
 pub use adapter::{AdapterKind, AdapterReport, Power};
 #[cfg(target_arch = "wasm32")]

@@ -30,11 +30,8 @@ mod tools;
 use std::collections::HashMap;
 use std::fmt::{self, Debug, Display, Formatter};
 use std::sync::Arc;
-#[cfg(not(target_arch = "wasm32"))]
 use std::sync::{Condvar, Mutex, PoisonError, mpsc};
-#[cfg(not(target_arch = "wasm32"))]
 use std::thread;
-#[cfg(not(target_arch = "wasm32"))]
 use std::time::Duration;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
@@ -51,13 +48,10 @@ pub use tools::{ToolChoice, ToolGrammar, ToolRules};
 
 /// Stack size of the thread that compiles a grammar: llguidance recurses over references. The limits leave room for
 /// some thousand levels. Unused stack takes no memory.
-#[cfg(not(target_arch = "wasm32"))]
 const STACK_BYTES: usize = 256 << 20;
 /// Timeout for compiling a grammar. The limits keep most far below it; this catches the rest.
-#[cfg(not(target_arch = "wasm32"))]
 const MOST_TIME: Duration = Duration::from_secs(5);
 /// Maximum grammars compiled at a time, including timed-out ones still running: nothing can stop those.
-#[cfg(not(target_arch = "wasm32"))]
 const MOST_READERS: usize = 4;
 /// White space between parts of a JSON text: a space, or a line break with indentation. Without this limit, a model
 /// may generate spaces up to the maximum length.
@@ -340,7 +334,6 @@ fn dead_end(parser: &mut TokenParser) -> Option<String> {
 }
 
 /// Limits concurrent compilations.
-#[cfg(not(target_arch = "wasm32"))]
 struct Readers {
     n: Mutex<usize>,
     freed: Condvar,
@@ -348,14 +341,11 @@ struct Readers {
     most_time: Duration,
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 static READERS: Readers = Readers { n: Mutex::new(0), freed: Condvar::new(), most: MOST_READERS, most_time: MOST_TIME };
 
 /// A running compilation.
-#[cfg(not(target_arch = "wasm32"))]
 struct Reader(&'static Readers);
 
-#[cfg(not(target_arch = "wasm32"))]
 impl Drop for Reader {
     fn drop(&mut self) {
         *self.0.n.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
@@ -363,7 +353,6 @@ impl Drop for Reader {
     }
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 impl Readers {
     /// Runs recursive work on a thread with a large stack.
     fn with_stack<T: Send + 'static>(

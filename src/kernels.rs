@@ -58,13 +58,11 @@ pub use softmax::softmax;
 pub use state::{PAGE, StateRow, StepState, advance, last_row};
 
 pub(crate) use attention::MAX_HEAD_DIM;
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use linear::Way;
 pub(crate) use linear::{INVARIANT, fold_norm, folds_norm, suits_few};
 pub(crate) use linear::{is_sound, usual};
 pub(crate) use linear_norm::fuses_norm;
 pub(crate) use matmul::{is_tiled, matmul_input, product_kernel};
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use mol::{MOL_TILES, mol_tile};
 pub(crate) use sample::mask_words;
 

@@ -40,6 +40,8 @@
 //! # Ok::<(), tilewright::Error>(())
 //! # }).unwrap();
 //! ```
+// Most native code compiles for WASM as well, whose module links only what it exports: dead code is a native matter.
+#![cfg_attr(target_arch = "wasm32", allow(dead_code, unused_imports))]
 #![deny(missing_docs)]
 // The compiler checks `Send` for a server's shared state through all types inside a device.
 #![cfg_attr(feature = "serve", recursion_limit = "256")]
@@ -47,7 +49,6 @@
 #[cfg(feature = "answer")]
 pub mod answer;
 pub mod bench;
-#[cfg(not(target_arch = "wasm32"))]
 mod cache;
 #[cfg(feature = "chat")]
 pub mod chat;
@@ -94,7 +95,6 @@ pub mod tuning;
 pub mod web;
 mod xxh64;
 
-#[cfg(not(target_arch = "wasm32"))]
 #[doc(hidden)]
 pub use cache::write as replace_file;
 #[cfg(all(feature = "answer", feature = "chat"))]

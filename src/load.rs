@@ -27,7 +27,6 @@ mod unread;
 mod vocab;
 
 use std::collections::BTreeMap;
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use crate::device::Device;
@@ -45,7 +44,6 @@ pub use file::FileBytes;
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 pub(crate) use file::ReadFile;
 pub(crate) use file::WeightFiles;
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use huggingface::config_of_json;
 #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
 pub(crate) use huggingface::{CONFIG, INDEX, TEXTS};
@@ -55,7 +53,6 @@ pub use lora::AdapterFile;
 #[cfg(feature = "lora")]
 pub(crate) use lora::LoraFactors;
 pub use outline::{Outline, WeightShare};
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use placement::layers_before;
 pub(crate) use placement::{Asked, ExpertSizes, InFile, LayerSizes, Needs, Placement, SLOTS, Share, Sizes, slot_sizes};
 pub use reader::{FileName, Head, HeaderReader};
@@ -256,7 +253,6 @@ pub fn tokenizer(path: impl AsRef<Path>) -> Result<Tokenizer, Error> {
 }
 
 /// Whether a path names a Hugging Face folder or a file in one.
-#[cfg(not(target_arch = "wasm32"))]
 fn is_of_folder(path: &Path) -> bool {
     let is_in_one = |path: std::path::PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();

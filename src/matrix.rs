@@ -211,7 +211,6 @@ impl Matrix {
     /// Packs rows into zeroed words and tails; many rows on all cores, except on the web.
     fn pack<'a>(&self, rows: impl Iterator<Item = &'a [u8]>, units: &mut [u32], tails: &mut [u16]) {
         /// Words that one core packs before other cores would have started.
-        #[cfg(not(target_arch = "wasm32"))]
         const FEW_WORDS: usize = 1 << 14;
         #[cfg(not(target_arch = "wasm32"))]
         let are_few = units.len() <= FEW_WORDS;

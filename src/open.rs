@@ -1,6 +1,5 @@
 //! Opens a device with the tuning and self-test results of its adapter and driver.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use crate::device::{Device, DeviceChoice};
@@ -8,7 +7,6 @@ use crate::error::Error;
 use crate::gpu::Setup;
 use crate::shaders::Tier;
 use crate::tested::Tested;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::tuning;
 
 /// The device with this process's self-test results.
@@ -49,7 +47,6 @@ impl Device {
     ///
     /// # Errors
     /// As [`Device::open`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn open_in(choice: &DeviceChoice, tier: Option<Tier>, folder: Option<&Path>) -> Result<Device, Error> {
         Device::set_up(choice, Setup { tier, folder, ..Setup::default() }).await
     }
@@ -57,7 +54,6 @@ impl Device {
     /// As [`Device::open_in`], with a shader variant, or one pipeline (written as in the tuning file), that does
     /// nothing: for tests.
     #[doc(hidden)]
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn open_broken(
         choice: &DeviceChoice,
         tier: Option<Tier>,
@@ -82,7 +78,6 @@ impl Device {
         Device::set_up(choice, Setup { tier, folder, faults: Some(faults), ..Setup::default() }).await
     }
 
-    #[cfg(not(target_arch = "wasm32"))]
     async fn set_up(choice: &DeviceChoice, setup: Setup<'_>) -> Result<Device, Error> {
         match choice {
             DeviceChoice::Cpu => Ok(Device::on_cpu_with("requested".into(), setup.faults())),
@@ -124,7 +119,6 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be written; the device stays usable.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn save_tuning(&self) -> Result<(), Error> {
         tuning::write(self, Some(self.tuning()))
     }

@@ -1,9 +1,7 @@
 //! Converts panics to errors, so that nothing waits forever for a dead thread.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::any::Any;
 use std::future::poll_fn;
-#[cfg(not(target_arch = "wasm32"))]
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::task::Poll;
@@ -44,7 +42,6 @@ pub(crate) async fn caught_in<T>(context: &str, work: impl Future<Output = T>) -
 }
 
 /// Dropping a panic's payload may panic.
-#[cfg(not(target_arch = "wasm32"))]
 fn let_go(panic: Box<dyn Any + Send>) {
     let _ = catch_unwind(AssertUnwindSafe(|| drop(panic)));
 }

@@ -353,7 +353,6 @@ impl Recording {
     }
 
     /// Bytes of all operands of all dispatches: what kernels read and write if each does so once.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn operand_bytes(&self) -> u64 {
         self.steps.iter().flat_map(|step| &step.operands).map(Tensor::size_bytes).sum()
     }

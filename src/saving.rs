@@ -115,7 +115,6 @@ impl Saving {
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be written; as [`Saving::next`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) async fn write(mut self, path: &std::path::Path) -> Result<(), Error> {
         let mut file = crate::cache::Replacement::begin(path)?;
         while let Some(piece) = self.next().await? {

@@ -29,7 +29,6 @@ impl Tested {
         ALL.lock().unwrap_or_else(PoisonError::into_inner).entry(identity).or_default().clone()
     }
 
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn new(found: Found) -> Tested {
         Tested(Mutex::new(found))
     }

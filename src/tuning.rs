@@ -11,9 +11,7 @@ mod self_test;
 
 use crate::dtype::DType;
 
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) use file::{from_folder, write};
-#[cfg(not(target_arch = "wasm32"))]
 pub use measure::tune;
 pub(crate) use measure::tune_products;
 pub use measure::{Timed, TunedRow};

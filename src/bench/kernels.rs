@@ -87,7 +87,6 @@ impl Plan<'_> {
 ///
 /// # Errors
 /// [`Error::Option`] if a shape is out of range; errors of [`Device::run`].
-#[cfg(not(target_arch = "wasm32"))]
 pub async fn measure(device: &Device, shapes: &Shapes, probes: &Probes, quick: bool) -> Result<Vec<KernelRow>, Error> {
     let plan = match quick {
         // Ten times the caches of large GPUs.

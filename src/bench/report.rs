@@ -377,7 +377,6 @@ impl Operands {
 }
 
 /// Rounds of the cooperative-matrix probe.
-#[cfg(not(target_arch = "wasm32"))]
 const MATRIX_ROUNDS: u32 = 1024;
 
 /// Fills a tensor with normal floats: memory may not be allocated before it is written.

@@ -218,7 +218,6 @@ impl RecordedBatch {
 ///
 /// # Errors
 /// [`Error::Operand`] or [`Error::Shape`] if the target's limits are too small for the batch.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn record_texts(
     target: &Target,
     encoder: &Transformer,

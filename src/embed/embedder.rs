@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::sync::Arc;
 
@@ -173,7 +172,6 @@ impl Embedder {
         self.inner.batcher.config()
     }
 
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn encoder(&self) -> &crate::model::Transformer {
         self.inner.batcher.passes.encoder()
     }
@@ -261,7 +259,6 @@ impl Embedder {
     ///
     /// # Errors
     /// As [`Device::save_tuning`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn save_places(&self) -> Result<(), Error> {
         let Batcher { device, passes, second, .. } = &self.inner.batcher;
         match second {

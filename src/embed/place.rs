@@ -9,7 +9,6 @@ use super::batch::{EncoderPasses, Tokens, size_of};
 use crate::error::Error;
 use crate::model::{BatchSize, ModelConfig};
 use crate::target::PlaceKey;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::target::Tuning;
 
 /// The device that runs batches of one size.
@@ -88,7 +87,6 @@ impl Second {
     }
 
     /// The first device's tuning, including these places.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn tuning(&self, first: &EncoderPasses) -> Tuning {
         let mut tuning = first.device().tuning().clone();
         for place in self.all() {

@@ -1,6 +1,5 @@
 //! A cross-encoder on a device: scores how well a document answers a query.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::sync::Arc;
 

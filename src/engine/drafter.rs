@@ -5,14 +5,12 @@ use std::collections::HashMap;
 #[cfg(not(target_arch = "wasm32"))]
 use super::draft_model::DraftModel;
 use super::options::EngineOptions;
-#[cfg(not(target_arch = "wasm32"))]
 use super::pages::Pages;
 use super::passes::Passes;
 use super::running::Running;
 use crate::error::Error;
 use crate::generate::Model;
 use crate::kernels::StateRow;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::model::Ending;
 use crate::recording::MemoryPlan;
 
@@ -74,7 +72,6 @@ impl Drafter {
     ///
     /// # Errors
     /// Those of the device.
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn draft_by_mtp(
         &mut self,
         model: &Model,

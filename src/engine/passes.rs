@@ -7,7 +7,6 @@ use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::generate::{Adapted, Model, rows_for};
 use crate::kernels::StateRow;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::model::Ending;
 use crate::model::PassTensors;
 use crate::recording::MemoryPlan;
@@ -225,7 +224,6 @@ impl Passes {
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn mtp_follow(&mut self, model: &Model, row: StateRow, next_ids: &[u32]) -> Result<(), Error> {
         let stage = &mut self.last;
         let Some(mtp) = &stage.prompt.mtp else { return Ok(()) };
@@ -240,7 +238,6 @@ impl Passes {
     ///
     /// # Errors
     /// As [`Passes::compute_prompt`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn mtp_draft(&mut self, rows: Vec<StateRow>, ending: Ending) -> Result<Vec<u32>, Error> {
         let stage = &mut self.last;
         let Some(mtp) = &stage.rows.mtp else { return Ok(Vec::new()) };

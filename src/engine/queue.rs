@@ -12,7 +12,6 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::generate::{Completion, ContextPolicy, Model, TokenConstraint, slide, token_constraint};
 use crate::recording::MemoryPlan;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::recovery::Recovery;
 
 /// A waiting request with the driver's end of its stream.

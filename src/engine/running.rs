@@ -102,7 +102,6 @@ impl Running {
         self.sequence.n_cached()
     }
 
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn has_generated(&self) -> bool {
         self.completion.n_generated() > 0
     }

@@ -1,6 +1,5 @@
 //! LoRA adapters, resident beside their model.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};

@@ -11,9 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-#[cfg(not(target_arch = "wasm32"))]
 use std::sync::mpsc::{Sender, channel};
-#[cfg(not(target_arch = "wasm32"))]
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -269,17 +267,14 @@ impl Drop for Turn<'_> {
 }
 
 /// Sends layers to the pass, and an error when the thread ends.
-#[cfg(not(target_arch = "wasm32"))]
 struct Told(Arc<Mailbox<Result<usize, Error>>>);
 
-#[cfg(not(target_arch = "wasm32"))]
 impl Drop for Told {
     fn drop(&mut self) {
         self.0.put(Err(of_thread(std::io::ErrorKind::Other.into())));
     }
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 fn of_thread(source: std::io::Error) -> Error {
     Error::Io { path: "the thread that reads layers".into(), source }
 }

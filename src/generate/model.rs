@@ -1,9 +1,7 @@
 //! A model on a device.
 
 use std::num::NonZeroUsize;
-#[cfg(not(target_arch = "wasm32"))]
 use std::ops::Range;
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 use std::sync::Arc;
 #[cfg(feature = "lora")]
@@ -148,7 +146,6 @@ pub(super) struct Inner {
 }
 
 /// Layers of a model and the device that computes them.
-#[cfg(not(target_arch = "wasm32"))]
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Placed {
     /// The device, serialised as its name.
@@ -160,7 +157,6 @@ pub struct Placed {
     pub plan: MemoryPlan,
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 fn name_of<S: serde::Serializer>(device: &Device, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&device.info().name)
 }
@@ -945,7 +941,6 @@ fn checked_room(
 ///
 /// # Errors
 /// As [`Model::plan_file`].
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn plan_of(
     target: &Target,
     config: ModelConfig,

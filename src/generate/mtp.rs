@@ -9,9 +9,7 @@ use std::ops::Range;
 
 use super::session::Session;
 use crate::error::Error;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::kernels::StepState;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::model::Ending;
 
 /// Ranges are positions of the sequence.
@@ -49,7 +47,6 @@ impl MtpHead {
     }
 
     /// The positions that the head can process in a sequence of `n_tokens`, and its own position for the first.
-    #[cfg(not(target_arch = "wasm32"))]
     fn next(&mut self, n_tokens: usize) -> Option<(Range<usize>, usize)> {
         let Range { start, end } = std::mem::take(&mut self.left);
         // The token after the last one is unknown.

@@ -39,7 +39,6 @@ impl<'a> Part<'a> {
     }
 
     /// Restricts the part to some layers.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn of_layers(self, layers: Range<u32>) -> Part<'a> {
         Part { layers, ..self }
     }

@@ -40,7 +40,6 @@ pub(super) struct SessionLimits {
 ///
 /// # Errors
 /// [`Error::Operand`] or [`Error::Shape`] if the pass exceeds the target's limits.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn record_pass(
     target: &Target,
     transformer: &Transformer,

@@ -10,7 +10,6 @@
 //! ```
 
 use std::collections::HashMap;
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use super::Session;
@@ -38,7 +37,6 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be written; errors of [`Device::read`](crate::Device::read).
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn save(&self, path: impl AsRef<Path>, note: &str) -> Result<(), Error> {
         self.saving(note).write(path.as_ref()).await
     }

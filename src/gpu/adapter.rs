@@ -5,7 +5,6 @@
 //! subgroups, so tiers that need them are refused, and compiles more slowly. wgpu's feature `static-dxc` would
 //! include DXC. It is off because its build script downloads a prebuilt library, for `x86_64` and MSVC only.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::sync::OnceLock;
 
 #[cfg(target_arch = "wasm32")]
@@ -194,7 +193,6 @@ fn tier_name<S: serde::Serializer>(tier: &Tier, serializer: S) -> Result<S::Ok, 
 
 /// All adapters in the order of [`Power::High`], then of the backends. If `TILEWRIGHT_NO_GPU` is set, none, and no
 /// driver is loaded: for tests on machines whose adapter must not be tested.
-#[cfg(not(target_arch = "wasm32"))]
 pub async fn adapters() -> Vec<AdapterReport> {
     /// Never dropped or used. Dropping the last instance unloads the driver, and some drivers then crash threads
     /// that used them when these exit.

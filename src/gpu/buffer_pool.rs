@@ -7,7 +7,6 @@ use std::task::Poll;
 
 use super::faults::Faults;
 use super::outcome::{Failure, Fault, Outcome, scoped};
-#[cfg(not(target_arch = "wasm32"))]
 use super::polling::poll;
 use crate::counters::LiveCounters;
 use crate::recording::size_class;

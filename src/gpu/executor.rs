@@ -1,6 +1,5 @@
 //! GPU executor: prepares recordings (pipelines, bind groups, params) once and replays each in one pass.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::collections::HashSet;
 use std::future::poll_fn;
 use std::ops::Range;
@@ -17,7 +16,6 @@ use super::buffer_pool::{BufferPool, PooledBuffer};
 use super::faults::{Call, Faults};
 use super::outcome::{Failure, Fault, Outcome, Unsettled, refused, scoped};
 use super::pipeline::{Pipeline, Pipelines};
-#[cfg(not(target_arch = "wasm32"))]
 use super::polling::poll;
 use super::readback::{Poller, ReadFuture, Staging, map};
 use super::signal::{Completion, complete};

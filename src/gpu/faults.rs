@@ -299,7 +299,6 @@ mod injected {
 mod nothing {
     use crate::error::Error;
     use crate::gpu::outcome::Failure;
-    #[cfg(not(target_arch = "wasm32"))]
     use crate::gpu::outcome::Fault;
 
     pub(crate) enum Call {
@@ -335,7 +334,6 @@ mod nothing {
             Ok(())
         }
 
-        #[cfg(not(target_arch = "wasm32"))]
         pub fn poll(&self, _: &wgpu::Device, _: &Fault) -> Result<(), String> {
             Ok(())
         }

@@ -6,12 +6,10 @@
 
 use std::fmt;
 use std::pin::Pin;
-#[cfg(not(target_arch = "wasm32"))]
 use std::sync::Weak;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-#[cfg(not(target_arch = "wasm32"))]
 use super::signal::{Signal, complete};
 use crate::error::Error;
 use crate::loss::LossReason;

@@ -8,13 +8,11 @@ use std::task::{Context, Poll};
 use super::buffer_pool::{BufferPool, free};
 use super::faults::Faults;
 use super::outcome::{Failure, Fault, Outcome, Reports};
-#[cfg(not(target_arch = "wasm32"))]
 use super::polling::poll;
 use super::signal::{Completion, Signal, complete};
 use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::loss::LossReason;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::panics::caught;
 
 /// A staging buffer and, until its first use, its allocation's outcome if not known yet.
@@ -194,7 +192,6 @@ pub(crate) struct Poller {
 }
 
 /// Longer than any driver's watchdog: a device this slow will not answer.
-#[cfg(not(target_arch = "wasm32"))]
 const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(120);
 
 #[cfg(not(target_arch = "wasm32"))]
@@ -256,7 +253,6 @@ impl Poller {
 }
 
 /// Waits for each submission in order. A failed wait loses the device, and later waits fail at once.
-#[cfg(not(target_arch = "wasm32"))]
 fn serve<I>(
     requests: impl IntoIterator<Item = (I, Arc<Mutex<Signal>>)>,
     fault: &Fault,

@@ -6,11 +6,8 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
-#[cfg(not(target_arch = "wasm32"))]
 use std::panic::resume_unwind;
-#[cfg(not(target_arch = "wasm32"))]
 use std::sync::atomic::{AtomicUsize, Ordering};
-#[cfg(not(target_arch = "wasm32"))]
 use std::thread::ScopedJoinHandle;
 
 use super::gguf::FACTORS;
@@ -78,7 +75,6 @@ impl Entry {
     }
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 impl Entry {
     /// See [`Entry::told`]: from the files' bytes.
     fn digest_of_files(&self, files: &[FileBytes]) -> u64 {
@@ -232,7 +228,6 @@ impl Catalog {
     }
 
     /// All tensors by GGUF name, with file number and layout.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(super) fn entries(&self) -> impl Iterator<Item = (&str, usize, &TensorInfo, Stored)> {
         self.tensors.iter().map(|(name, entry)| (name.as_str(), entry.file, &entry.info, entry.stored))
     }
@@ -568,7 +563,6 @@ impl Feed {
     }
 
     /// Announces that everything is read next.
-    #[cfg(not(target_arch = "wasm32"))]
     pub fn announce(&self, files: &[FileBytes]) {
         for (entry, _) in &self.items {
             let scales = entry.scales.as_ref().map(|(file, scales)| (*file, scales));
@@ -585,7 +579,6 @@ impl Feed {
     pub fn take_piece(&mut self, device: &Device, files: &[FileBytes]) -> Result<bool, Error> {
         const PIECE: u64 = 4 << 20;
         /// Fewer bytes are hashed faster than a thread starts.
-        #[cfg(not(target_arch = "wasm32"))]
         const ASIDE: usize = 256 << 10;
         let (Some(wanted), Some(tensor)) = (self.wanted(), self.tensor()) else { return Ok(false) };
         let file = &files[wanted.file];
@@ -661,7 +654,6 @@ impl Feed {
     }
 
     /// As [`Feed::push`], hashing on another thread during the upload. Worthwhile for large pieces.
-    #[cfg(not(target_arch = "wasm32"))]
     fn push_and_add(&mut self, device: &Device, bytes: &[u8]) -> Result<(), Error> {
         let told = self.told_now();
         let mut digest = self.tensor_digest.clone();

@@ -1,7 +1,6 @@
 //! A file's bytes from any source.
 
 use std::ops::{Deref, Range};
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 #[cfg(target_arch = "wasm32")]
 use std::pin::Pin;
@@ -93,7 +92,6 @@ impl WeightFiles {
 
 impl FileBytes {
     /// Tells the system to prefetch these bytes.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn announce(&self, which: Range<usize>) {
         #[cfg(unix)]
         if let FileBytes::Mapped(map) = self {

@@ -1,17 +1,14 @@
 //! Hugging Face folders: `config.json`, `model.safetensors` or its sharded index, `tokenizer.json`.
 
 use std::collections::{BTreeSet, HashMap};
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use super::architectures::{Architecture, MTP_LAYERS, refused};
 use super::catalog::{Catalog, Stored, check_type};
 use super::keys::{Key, Keys, Source};
-#[cfg(not(target_arch = "wasm32"))]
 use super::shards;
 use super::unread::{self, MTP};
 use super::{ChatSource, ModelHeader, ModelShape, encoder, mxfp4};
-#[cfg(not(target_arch = "wasm32"))]
 use super::{FileBytes, ModelFile};
 use crate::error::Error;
 use crate::formats::TensorInfo;
@@ -43,7 +40,6 @@ pub(super) const PROMPTS: &str = "config_sentence_transformers.json";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The small files of a folder.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) const TEXTS: [&str; 13] = [
     CONFIG,
     TOKENIZER,
@@ -104,7 +100,6 @@ impl Texts {
 ///
 /// # Errors
 /// [`Error::Config`] or [`Error::Unsupported`] naming the key.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn config_of_json(bytes: &[u8]) -> Result<ModelConfig, Error> {
     let json = ConfigJson::parse(bytes).and_then(text_part)?;
     let (architecture, model_type) = architecture(&json)?;
@@ -274,7 +269,6 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
 }
 
 /// The folder's name, or the repository's for a snapshot in a hub's cache.
-#[cfg(not(target_arch = "wasm32"))]
 fn name_of(folder: &Path) -> String {
     let name = |folder: &Path| folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let repo = || {
@@ -306,7 +300,6 @@ pub(super) fn check_shards(texts: &Texts, weights: &[(String, Safetensors)]) -> 
     listed.into_iter().try_for_each(|(name, header)| index.check_shard(name, header).map_err(|e| e.in_file(name)))
 }
 
-#[cfg(not(target_arch = "wasm32"))]
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let io = |source| Error::Io { path: path.into(), source };
     check_text_size(std::fs::metadata(path).map_err(io)?.len()).map_err(|e| e.in_file(path))?;

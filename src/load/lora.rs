@@ -16,7 +16,6 @@
 //! reordered to match the model, so adapters of either format work with models of either.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use super::FileBytes;

@@ -256,7 +256,6 @@ fn slots_bytes<'a>(layers: impl Iterator<Item = &'a Vec<u64>>) -> u64 {
 ///
 /// # Errors
 /// [`Error::Option`] if the model's own device or another one has no layer, or layers are not apart.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn layers_before(
     n_layers: u32,
     gpu_layers: Option<u32>,

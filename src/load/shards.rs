@@ -1,9 +1,7 @@
 //! Finds all files of a sharded model from one of them, by its name or its link target's.
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::{Path, PathBuf};
 
-#[cfg(not(target_arch = "wasm32"))]
 use crate::error::Error;
 
 /// A GGUF file's name without its extension in any case; the whole name if the extension differs.
@@ -17,7 +15,6 @@ pub(crate) fn stem(name: &str) -> &str {
 }
 
 /// Splits a stem that ends in `-00001-of-00003` into its prefix, the shard's number and the number of shards.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn numbered(stem: &str) -> Option<(&str, [u32; 2])> {
     const DIGITS: usize = 5;
     const BETWEEN: &str = "-of-";
@@ -33,7 +30,6 @@ pub(crate) fn numbered(stem: &str) -> Option<(&str, [u32; 2])> {
 }
 
 /// A path and its chain of link targets.
-#[cfg(not(target_arch = "wasm32"))]
 pub(super) fn links(path: &Path) -> impl Iterator<Item = PathBuf> {
     /// About the limit of operating systems.
     const MOST: usize = 40;
@@ -50,7 +46,6 @@ pub(super) fn links(path: &Path) -> impl Iterator<Item = PathBuf> {
 ///
 /// # Errors
 /// [`Error::Config`] if no name has a shard number; [`Error::Io`] naming the first missing shard.
-#[cfg(not(target_arch = "wasm32"))]
 pub(super) fn paths(path: &Path, n: usize) -> Result<Vec<PathBuf>, Error> {
     let mut missing = None;
     for path in links(path) {
@@ -80,7 +75,6 @@ pub(super) fn paths(path: &Path, n: usize) -> Result<Vec<PathBuf>, Error> {
 ///
 /// # Errors
 /// The expected path.
-#[cfg(not(target_arch = "wasm32"))]
 fn beside(path: &Path, name: &str) -> Result<PathBuf, PathBuf> {
     let expected = path.with_file_name(name);
     if expected.exists() {

@@ -2,30 +2,23 @@
 //! file named after adapter and tier.
 
 use std::collections::BTreeMap;
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::{Path, PathBuf};
-#[cfg(not(target_arch = "wasm32"))]
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-#[cfg(not(target_arch = "wasm32"))]
 use crate::cache;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::device::Device;
 use crate::device::DeviceInfo;
 use crate::dtype::WeightType;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::error::Error;
 use crate::shaders::{self, Tier, Variant};
 use crate::target::{Bucket, Choice, PlaceKey, Tuning};
 use crate::tested::Found;
-#[cfg(not(target_arch = "wasm32"))]
 use crate::tested::Tested;
 
 /// Maximum file size: far more than all buckets need.
-#[cfg(not(target_arch = "wasm32"))]
 const MAX_BYTES: u64 = 4 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -60,7 +53,6 @@ struct Row {
 }
 
 /// The device's file in the cache folder.
-#[cfg(not(target_arch = "wasm32"))]
 fn path(folder: &Path, info: &DeviceInfo) -> PathBuf {
     let name = info.name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|part| !part.is_empty());
     let name = name.collect::<Vec<_>>().join("-").to_ascii_lowercase();
@@ -68,7 +60,6 @@ fn path(folder: &Path, info: &DeviceInfo) -> PathBuf {
 }
 
 /// Separates a text from its digest.
-#[cfg(not(target_arch = "wasm32"))]
 const DIGEST: &str = ",\n  \"digest\": \"";
 
 /// What a tuning is valid for. The fingerprint covers the shaders, which may change without a new version, and so
@@ -89,7 +80,6 @@ fn identity(info: &DeviceInfo) -> Map<String, Value> {
 }
 
 /// A device with its tuning from a file in a folder, and the path for saving.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn from_folder(device: &Device, folder: &Path) -> Device {
     let path = path(folder, device.info());
     let (known, notices) = match read(&path, device.info()) {
@@ -104,7 +94,6 @@ pub(crate) fn from_folder(device: &Device, folder: &Path) -> Device {
 ///
 /// # Errors
 /// Why the file is unusable.
-#[cfg(not(target_arch = "wasm32"))]
 fn read(path: &Path, info: &DeviceInfo) -> Result<Option<(Tuning, Found)>, String> {
     let size_bytes = match std::fs::metadata(path) {
         // If the path is blocked otherwise, writing reports it.
@@ -125,7 +114,6 @@ fn read(path: &Path, info: &DeviceInfo) -> Result<Option<(Tuning, Found)>, Strin
 }
 
 /// A text with its digest appended as the last field.
-#[cfg(not(target_arch = "wasm32"))]
 fn sealed(text: &str) -> String {
     let body = text.trim_end_matches("\n}\n");
     format!("{body}{DIGEST}{}\"\n}}\n", cache::digest(body.as_bytes()))
@@ -136,7 +124,6 @@ fn sealed(text: &str) -> String {
 ///
 /// # Errors
 /// [`Error::Io`] if the file cannot be written.
-#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn write(device: &Device, tuning: Option<&Tuning>) -> Result<(), Error> {
     let Some(path) = device.tuning_file() else { return Ok(()) };
     let kept = read(path, device.info()).unwrap_or_default();

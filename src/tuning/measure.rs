@@ -13,7 +13,6 @@ use crate::error::Error;
 use crate::kernels::{
     Gate, Linear, Norm, folds_norm, gate_up, is_sound, is_tiled, matmul, matvec, product_kernel, usual,
 };
-#[cfg(not(target_arch = "wasm32"))]
 use crate::load::ModelFile;
 use crate::matrix::Matrix;
 use crate::model::Weights;
@@ -23,7 +22,6 @@ use crate::target::{Bucket, Choice, Tuning};
 use crate::tensor::{Role, Tensor};
 
 /// Maximum time per bucket, including uploads and compilations.
-#[cfg(not(target_arch = "wasm32"))]
 const BUDGET: Duration = Duration::from_secs(2);
 
 /// Interleaved rounds of all candidates; the median counts.
@@ -80,7 +78,6 @@ pub struct TunedRow {
 /// # Errors
 /// [`Error::Option`] for the CPU, which has no alternatives; [`Error::Config`] if the model lacks a weight; errors
 /// of [`Device::run`].
-#[cfg(not(target_arch = "wasm32"))]
 pub async fn tune(device: &Device, model: &ModelFile) -> Result<(Tuning, Vec<TunedRow>), Error> {
     if !device.is_gpu() {
         return Err(Error::Option {

@@ -7,7 +7,6 @@
 //! scales        F16 [count, ceil(dims / 32)]  only with I8: the scale of each 32 numbers
 //! ```
 
-#[cfg(not(target_arch = "wasm32"))]
 use std::path::Path;
 
 use half::f16;
@@ -56,7 +55,6 @@ impl Index {
     ///
     /// # Errors
     /// [`Error::Io`] if the file cannot be written; errors of [`Device::read`].
-    #[cfg(not(target_arch = "wasm32"))]
     pub async fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.saving()?.write(path.as_ref()).await
     }
