@@ -991,7 +991,7 @@ fn calls_are_read_as_templates_write_them() {
                 _ => None,
             })
             .collect();
-        // Two of LFM2's templates and Granite 3's write no calls.
+        // Two of LFM2's templates and Granite 3's write none.
         let [call] = calls[..] else {
             println!("{name} ({format}) writes no call: {:?}", &whole[same..]);
             continue;

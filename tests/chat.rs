@@ -71,7 +71,7 @@ fn templates_render_as_with_transformers() {
             match (&rendered, result["text"].as_str()) {
                 (Ok(rendered), Some(text)) if rendered == text => {}
                 (Err(Error::Template { .. }), None) => {}
-                // jinja2 rejects or omits the tool result; our error is different.
+                // Accepted: jinja2 rejects or omits a tool result that we render in another form.
                 (Ok(rendered), expected)
                     if expected.is_none_or(|text| !has_all(text, &conversation["messages"]))
                         && has_all(rendered, &conversation["messages"]) => {}
@@ -104,7 +104,7 @@ fn templates_of_models_render_as_with_transformers() {
             match (&found, expected.as_str().unwrap()) {
                 (Ok(found), expected) if found == expected => n_equal += 1,
                 (Err(Error::Template { .. }), expected) if expected.starts_with("refused") => n_refused += 1,
-                // transformers rejects or silently omits these; our error is different.
+                // Accepted: transformers rejects or silently omits what we render in another form.
                 (Ok(_), expected)
                     if (expected.starts_with("refused")
                         || !template.contains("tool")
@@ -310,7 +310,7 @@ fn a_message_that_cannot_be_gone_on_with_is_refused() {
     fails("{{ messages[0].role }}", &[without_text]);
     let picture = serde_json::json!([{"type": "image"}]);
     fails("{{ messages[0].role }}", &[Message { content: picture, ..Message::new("user", "") }]);
-    // User text is kept; any suffix is cut off.
+    // The user's text is kept; anything after it is cut off.
     let text = template("<{{ messages[-1].content|trim }}>{{ add_generation_prompt }}").render(&user("a "), &options);
     assert_eq!(text.unwrap().text(), "<a");
 }
