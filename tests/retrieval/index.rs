@@ -1,4 +1,4 @@
-//! `Index`: exact search on every executor, filters, deletion, files, and bad input.
+//! `Index`: exact search on every executor, filters, deletion, files, and invalid input.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use web_time::Instant;
 
 use crate::common::{self, Rng, block_on, shared};
 
-/// The CPU and the tiers of the adapter that differ in what a search runs.
+/// The CPU and the adapter's tiers with different search kernels.
 fn devices() -> Vec<Device> {
     let tiers = [Tier::Baseline, Tier::Subgroups, Tier::Scalar];
     shared::gpus_beside_cpu(tiers).into_iter().chain([common::cpu()]).collect()
@@ -35,13 +35,13 @@ fn ids(hits: &[Hit]) -> Vec<u32> {
     hits.iter().map(|hit| hit.id).collect()
 }
 
-/// Small whole numbers: all sums of their products are exact in any order.
+/// Small integers: all sums of their products are exact in any order.
 fn whole(n: usize, seed: u64) -> Vec<f32> {
     let mut rng = Rng::new(seed);
     (0..n).map(|_| rng.below(9) as f32 - 4.0).collect()
 }
 
-/// All ids that are allowed, the best first.
+/// All allowed ids, best first.
 fn sorted(vectors: &[f32], query: &[f32], is_allowed: impl Fn(u32) -> bool) -> Vec<Hit> {
     let dot = |vector: &[f32]| vector.iter().zip(query).map(|(a, b)| f64::from(a * b)).sum::<f64>() as f32;
     let hits = vectors.chunks_exact(query.len()).zip(0..).map(|(vector, id)| Hit { id, score: dot(vector) });
@@ -50,11 +50,11 @@ fn sorted(vectors: &[f32], query: &[f32], is_allowed: impl Fn(u32) -> bool) -> V
     hits
 }
 
-/// 1,000,000 x 384 in half precision, where every thousandth vector is the same and the scores of the others are few:
-/// most of what is found is tied.
+/// 1,000,000 x 384 in half precision: every thousandth vector is the same, and the others have few distinct scores, so
+/// most hits are tied.
 #[test]
 fn many_vectors_are_sorted_as_on_the_cpu() {
-    // More than one binding holds.
+    // More than fits in one binding.
     let n = if common::is_full() { 1_000_000 } else { 250_000 };
     const DIMS: usize = 384;
     const K: usize = 1000;
@@ -72,7 +72,7 @@ fn many_vectors_are_sorted_as_on_the_cpu() {
     rest.chunks_exact_mut(1000 * DIMS)
         .for_each(|thousand| thousand[7 * DIMS..8 * DIMS].copy_from_slice(&first[7 * DIMS..8 * DIMS]));
 
-    // The vector that is there in each thousand, and one that is nowhere.
+    // The repeated vector, and one that does not occur.
     let mut queries: Vec<f32> = vectors[7 * DIMS..8 * DIMS].iter().map(|&x| f32::from(x)).collect();
     queries.extend((0..DIMS).map(|i| (i % 3) as f32 - 1.0));
     let deleted: Vec<u32> = (0..n as u32).step_by(70).collect();
@@ -115,7 +115,7 @@ fn many_vectors_are_sorted_as_on_the_cpu() {
     }
 }
 
-/// Each number of vectors, queries and hits at which something else happens, in vectors that end amid a block.
+/// Numbers of vectors, queries and hits around each threshold, with vectors that end within a block.
 #[test]
 fn small_indices_are_sorted_as_on_the_cpu() {
     for device in devices() {
@@ -142,7 +142,7 @@ fn small_indices_are_sorted_as_on_the_cpu() {
     }
 }
 
-/// Every storage and metric against f64: scores within the storage's rounding, in order, and nobody better left out.
+/// Every storage and metric against f64: scores within the storage's rounding, in order, and no better hit omitted.
 #[test]
 fn scores_are_those_of_f64() {
     const DIMS: usize = 70;
@@ -158,8 +158,8 @@ fn scores_are_those_of_f64() {
                 let dot = |v: &[f32]| v.iter().zip(query).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
                 let unit = |v: &[f32]| if metric == Metric::Cosine { length(v) * length(query) } else { 1.0 };
                 let scores: Vec<f64> = vectors.chunks_exact(DIMS).map(|v| dot(v) / unit(v)).collect();
-                // Of the sum of magnitudes: an f16 is off by 2^-11 of itself, a byte by half a 127th of its block's
-                // largest.
+                // Relative to the sum of magnitudes: an f16 is off by 2^-11 of itself, a byte by half a 127th of its
+                // block's largest number.
                 let error = match storage {
                     Storage::F32 => 1e-6,
                     Storage::F16 => 1.0 / 2048.0,
@@ -233,14 +233,14 @@ fn filters_and_deletions_hide_vectors() {
         assert_eq!(search(&index, &query, 70, Some(&odd))[0], all(&|id| id % 2 == 1)[..70]);
         assert_eq!(search(&index, &query, 70, Some(&few))[0], all(&|id| id % 1000 == 999), "fewer than asked for");
         assert_eq!(search(&index, &query, 70, Some(&Bitset::new(n as u32)))[0], [], "none is allowed");
-        // A place is not given out again.
+        // Deleted ids are not reused.
         assert_eq!(block_on(index.append(&query)).expect("the vector is fine"), n as u32..n as u32 + 1);
         index.delete(&(0..=n as u32).collect::<Vec<_>>()).expect("all were there");
         assert!(index.is_empty() && search(&index, &query, 3, None)[0].is_empty());
     }
 }
 
-/// A search is one submission and one read, and the second of a kind builds nothing.
+/// A search is one submission and one read, and a repeated search creates nothing.
 #[test]
 fn steady_searches_build_nothing() {
     let Some(device) = common::gpu(None) else { return };
@@ -250,13 +250,13 @@ fn steady_searches_build_nothing() {
     for filter in [None, Some(&filter)] {
         search(&index, &queries, 10, filter);
         let before = device.counters();
-        // Numbers of queries and hits that round up to the same.
+        // Numbers of queries and hits that round up to the same sizes.
         search(&index, &queries[..64 * 7], 16, filter);
         let did = device.counters() - before;
         assert_eq!((did.submits, did.bytes_read), (1, 8 * 16 * 8));
         assert_eq!((did.pipelines_created, did.bind_groups_created, did.buffers_created), (0, 0, 0));
     }
-    // Nor does a vector that finds room, or one that goes.
+    // Nor does appending within capacity, or deletion.
     let before = device.counters();
     block_on(index.append(&vectors[..64])).expect("the vector is fine");
     index.delete(&[0, 1]).expect("they are there");
@@ -273,7 +273,7 @@ fn searches_side_by_side_do_not_meet() {
         let filters = [1, 2].map(|rest| Bitset::from_fn(2000, move |id| id % 3 == rest));
         let mut searches: Vec<_> =
             (0..2).map(|i| Box::pin(index.search(&queries[i * 8..][..8], 9, Some(&filters[i])))).collect();
-        // Both are begun before the first is waited for.
+        // Both start before either is awaited.
         let waker = std::task::Waker::noop();
         let polled: Vec<_> =
             searches.iter_mut().map(|s| s.as_mut().poll(&mut std::task::Context::from_waker(waker))).collect();
@@ -288,7 +288,7 @@ fn searches_side_by_side_do_not_meet() {
     }
 }
 
-/// What an index says of its fault.
+/// The index's error.
 #[track_caller]
 fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     match result {
@@ -330,7 +330,7 @@ fn bad_vectors_are_refused_by_name() {
             [Hit { id: 0, score: largest }, Hit { id: tiny.start, score: 0.0 }]
         );
     }
-    // What is refused leaves nothing behind.
+    // A refused call changes nothing.
     assert_eq!((index.len(), index.n_ids()), (2, 2));
     assert_eq!(refused(index.delete(&[1, 2])), "id: 2");
     assert_eq!(index.len(), 2);
@@ -348,7 +348,7 @@ fn bad_vectors_are_refused_by_name() {
     assert_eq!(Error::Index { field: "f".into(), expected: "e".into(), found: "o".into() }.code(), "index");
 }
 
-/// A sum of finite products may leave what f32 holds; the record is named rather than put first.
+/// A sum of finite products may overflow f32; the error names the record instead of ranking it first.
 #[test]
 fn a_score_that_is_not_finite_is_an_error() {
     for device in devices() {
@@ -387,7 +387,7 @@ fn files_come_back_to_the_byte() {
                 assert_eq!((loaded.options(), loaded.dims()), (index.options(), index.dims()));
                 let found = search(&index, &vectors[..dims], 30, None);
                 assert_eq!(search(&loaded, &vectors[..dims], 30, None), found);
-                // Both go on alike.
+                // Both behave alike afterwards.
                 for index in [&mut index, &mut loaded] {
                     block_on(index.append(&vectors)).expect("the vectors are fine");
                     index.delete(&[0, n as u32]).expect("they are there");
@@ -411,14 +411,14 @@ fn files_come_back_to_the_byte() {
     std::fs::remove_dir_all(&folder).expect("it is there");
 }
 
-/// Data of tensors in a file, by the header's offsets.
+/// A tensor's data range in a file, by the header.
 fn data(bytes: &[u8], name: &str) -> Range<usize> {
     let header = Safetensors::parse(bytes, bytes.len() as u64).expect("the file is fine");
     let range = header.tensor(name).expect("it is there").range();
     range.start as usize..range.end as usize
 }
 
-/// Reads a file whose bytes come so many at a time, with its length known or not.
+/// Reads a file that arrives in pieces of `at_once` bytes, with known or unknown length.
 fn arrived(device: &Device, bytes: &[u8], at_once: usize, len: Option<u64>) -> Result<Index, Error> {
     let mut loader = IndexLoader::new(device, len);
     let mut last = 0;
@@ -457,7 +457,7 @@ fn files_arrive_and_leave_in_pieces() {
                 assert!(matches!(error, Error::Truncated { .. } | Error::Format { .. }), "{error}");
             }
 
-            // What is appended while it is written is not part of it.
+            // Vectors appended during the save are not part of it.
             let mut saving = index.saving().expect("it can be read");
             assert_eq!(saving.size_bytes(), bytes.len() as u64);
             block_on(index.append(&vectors)).expect("the vectors are fine");
@@ -467,7 +467,7 @@ fn files_arrive_and_leave_in_pieces() {
             }
             assert!(written == bytes, "{metric:?} {storage:?}");
         }
-        // More rows than a piece has, over the ends of shards.
+        // More rows than fit in a piece, across shards.
         let vectors: Vec<f32> = common::uniform(5000 * 512, 16);
         let index = index_of(&device, 512, options(Metric::Dot, Storage::F32), &vectors);
         let mut saving = index.saving().expect("it can be read");
@@ -481,7 +481,7 @@ fn files_arrive_and_leave_in_pieces() {
     }
 }
 
-/// Other programs may write tensors in another order.
+/// Other programs may order tensors differently.
 #[test]
 fn scales_may_come_before_their_vectors() {
     let device = common::cpu();
@@ -499,7 +499,7 @@ fn scales_may_come_before_their_vectors() {
         let index = arrived(&device, &bytes, at_once, None).expect("nothing is wrong with it");
         assert!(block_on(index.to_bytes()).expect("it can be read") == good);
     }
-    // A scale of 2, and a byte more than there was.
+    // A scale of 2, and an incremented byte.
     let (scale, byte) = (data(&bytes, "scales").start + (3 * 2 + 1) * 2, data(&bytes, "vectors").start + 4 * 45);
     for (at, change, record) in [(scale, &0x4000u16.to_le_bytes()[..], 3), (byte, &[127, 127, 127, 127, 127, 127], 4)] {
         let mut bytes = bytes.clone();
@@ -536,7 +536,7 @@ fn broken_files_are_refused_by_name() {
             bytes[at..at + word.len()].copy_from_slice(word);
             fault(&bytes)
         };
-        // Record 3, column 2: not a number, or so large that the length is no longer 1.
+        // Record 3, column 2: not a number, or so large that the norm is no longer 1.
         let (record, at) = (vectors.start + 3 * 45 * number_bytes, vectors.start + (3 * 45 + 2) * number_bytes);
         match storage {
             Storage::F32 => {
@@ -553,9 +553,9 @@ fn broken_files_are_refused_by_name() {
                 assert_eq!(broken(at, &0x4000u16.to_le_bytes()), ("index", "record 3".into(), record));
             }
         }
-        // 40 vectors leave 24 bits of the second word.
+        // 40 vectors leave 24 unused bits in the second word.
         assert_eq!(broken(live.end - 3, &[1]), ("index", "live".into(), live.end - 4));
-        // A header with other texts of the same length.
+        // A header with other texts of equal length.
         for (text, other, field) in [
             ("tilewright index", "tilewright INDEX", "format"),
             ("\"version\":\"1\"", "\"version\":\"2\"", "version"),
@@ -570,7 +570,7 @@ fn broken_files_are_refused_by_name() {
         ] {
             let header = String::from_utf8_lossy(&good[..live.start]);
             let at = header.find(text).unwrap_or_else(|| panic!("{text} in {header}"));
-            // The length in front is no text: look for the place in bytes.
+            // The length prefix is not text, so search the bytes.
             let at = (0..=at).find(|&at| good[at..].starts_with(text.as_bytes())).expect("it is there");
             let (format, found, _) = broken(at, other.as_bytes());
             assert_eq!((format, found.as_str()), ("index", field), "{other}");
@@ -578,7 +578,7 @@ fn broken_files_are_refused_by_name() {
         for end in [0, 7, 8, 100, live.start, vectors.start, good.len() - 1] {
             assert_eq!(fault(&good[..end]).0, "safetensors", "{end} bytes");
         }
-        // Whatever else is changed: an error or an index, and no panic.
+        // Any other change: an error or an index, and no panic.
         let mut rng = Rng::new(14);
         for _ in 0..3000 {
             let mut bytes = good.clone();
