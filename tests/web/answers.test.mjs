@@ -1,4 +1,4 @@
-// Constrained output, tool calls and thinking of the package, in Chromium and in Node.
+// Constrained output, tool calls and reasoning of the package, in Chromium and in Node.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
@@ -157,10 +157,10 @@ everywhere(
       const code = await model.generate("a", { responseFormat, maxTokens: 2 }).text().then(() => "worked", (error) => `${error.code}: ${error.message}`);
       return { code, ms: Math.round(performance.now() - begin) };
     };
-    // The module and the vocabulary are there from now on.
+    // The module and the vocabulary are loaded from now on.
     const first = await ask({ type: "regex", pattern: "x" });
     for (const format of formats) answers.push(await ask(format));
-    // Some thousand references may need more stack than there is: an error, or an answer.
+    // Some thousand references may overflow the stack: an error or an answer.
     const long = await ask(schema(chain(4000)));
     const after = await model.generate("a", { responseFormat: { type: "regex", pattern: "hello" } }).text();
     const lookedUp = await ask({ type: "regex", pattern: "x" });
@@ -174,7 +174,7 @@ everywhere(
     const codes = answers.map(({ code }) => code.split(":")[0]);
     assert.deepEqual(codes, [...Array(14).fill("constraint"), "option", "option", "option"], JSON.stringify(answers, null, 1));
     assert.ok(["constraint", "worked"].includes(long.code.split(":")[0]), long.code);
-    // How long it takes is told: other programs may have the processor meanwhile.
+    // Time is reported only: other programs may use the processor.
     const slowest = answers.reduce((a, b) => a.ms > b.ms ? a : b);
     console.log(`the slowest refusal took ${slowest.ms} ms: ${slowest.code}`);
     assert.ok(plain.length > 0);
@@ -198,7 +198,7 @@ everywhere(
       for await (const piece of generation) pieces.push(piece);
       return { pieces, text: await generation.text(), result: await generation.result };
     };
-    // What the model would have to be large for, a grammar has it write.
+    // The grammar forces output that only a larger model would write.
     const written = (text) => ({ type: "grammar", grammar: `start: ${text}` });
     const call = String.raw`"<tool_call>{\"name\": \"sun\", \"arguments\": {\"day\": " /[1-9]/ "}}</tool_call>"`;
     const called = await chat([user], { toolChoice: "none", tools, responseFormat: written(`"<think>" /[a-z ]{3,9}/ "!</think>" "Let me see. " ${call}`) });
@@ -272,7 +272,7 @@ everywhere(
     const schemas = Object.fromEntries(TOOLS.map(({ function: { name, parameters } }) => [name, validator(parameters)]));
     let whole = 0;
     for (const [seed, { toolCalls, stopReason }] of [...results, ordered].entries()) {
-      // A list of calls that is cut off is none.
+      // A truncated list of calls is not a call.
       if (stopReason === "max_tokens" && seed % 2 === 1) continue;
       whole += 1;
       assert.ok(seed % 2 === 1 ? toolCalls.length > 0 : seed === 8 || toolCalls.length === 1, `${stopReason}: ${JSON.stringify(toolCalls)}`);
@@ -342,7 +342,7 @@ everywhere(
         const { toolCalls, stopReason } = await generation.result;
         drawn.push({ family, kind, seed, parallelToolCalls, name: isNamed ? name : null, text, toolCalls, stopReason });
       }
-      // As the model decides: it has a bias for the mark that begins calls, where that is a token.
+      // The model decides: biased towards the mark that begins calls, if it is a token.
       if (kind !== "text" && family !== "json" && family !== "harmony") {
         const generation = model.chat([user], { temperature: 1, seed: 1, maxTokens: 150, tools, thinking: false, parallelToolCalls: false, logitBias: { [callMark]: 7 } });
         const text = await generation.text();
@@ -399,7 +399,7 @@ everywhere(
       answers[name] = [];
       for (let seed = 0; seed < 8; seed += 1) {
         const generation = model.chat([{ role: "user", content: "What now?" }], {
-          // A thought of a model that knows of none would not end.
+          // A model untrained on reasoning would not end it.
           temperature: 1, topK: 0, topP: 1, minP: 0, seed, maxTokens: 200, thinking, logitBias: { [end]: 8 }, responseFormat: { type: "json_schema", schema },
         });
         answers[name].push(await generation.text().then(async (text) => ({ text, ...await generation.result }), ({ code, message }) => `${code}: ${message}`));
@@ -453,7 +453,7 @@ test("Chromium: the module for answers is fetched when it is first needed, once,
       const schema = { type: "object", properties: { name: { type: "string", maxLength: 20 }, age: { type: "integer", minimum: 0, maximum: 99 } } };
       for (let round = 0; round < 30; round += 1) {
         const generation = model.generate("Once", { temperature: 1, seed: round, maxTokens: 60, responseFormat: { type: "json_schema", schema } });
-        // Some are left early.
+        // Some are dropped early.
         for await (const _ of generation) if (round % 3 === 2) break;
         heaps.push((await model.memory()).wasmHeapBytes);
       }

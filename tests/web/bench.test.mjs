@@ -1,6 +1,6 @@
-// The tab that measures a device, and the checker of what it reports.
+// The benchmark tab, and the checker of its reports.
 //
-// Screenshots go to the folder in TILEWRIGHT_SCREENSHOTS, or to a temporary one that is printed.
+// Screenshots go to the folder TILEWRIGHT_SCREENSHOTS, or to a temporary one that is printed.
 
 import assert from "node:assert/strict";
 import { mkdirSync, mkdtempSync, readdirSync, readFileSync } from "node:fs";
@@ -39,7 +39,7 @@ const inState = (page, wanted, timeout = 150_000) =>
 let report;
 
 test("the page measures what Chromium has, and its report is as it should be", limited, async (t) => {
-  // The address that was given out before there were tabs.
+  // The published address from before there were tabs.
   const page = await chromium.open(`${server.origin}/www/bench.html`);
   await page.waitForURL(/\/www\/#kernels$/);
   await inState(page, ["idle"]);
@@ -90,7 +90,7 @@ test("the page measures what Chromium has, and its report is as it should be", l
       assert.ok(overflow <= 0, `${device}: ${overflow} pixels too wide`);
     }
   }
-  // Everything that can be used has a name.
+  // Every control has a name.
   const nameless = await page.evaluate(() => [...document.querySelectorAll("#view-kernels :is(button, input, textarea, a, progress, table)")]
     .filter((it) => !(it.labels?.length || it.getAttribute("aria-label") || it.getAttribute("aria-labelledby") || it.textContent.trim()))
     .map((it) => it.outerHTML));

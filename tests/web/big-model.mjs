@@ -1,6 +1,6 @@
-// Llamas in GGUF whose weights are all zero. One is of any size, and its bytes are made while they are read behind a real header.
-// Its logits are zero as well, so it generates token 0; what it shows is how a large file is loaded. The other has a
-// published vocabulary.
+// Llamas in GGUF with all weights zero. One has any size, with bytes generated as they are read after a real header;
+// its logits are zero as well, so it generates token 0; it tests loading of large files. The other has a published
+// vocabulary.
 
 const ALIGNMENT = 32;
 const Q8_0 = { id: 8, blockBytes: 34, blockLength: 32 };
@@ -175,7 +175,7 @@ export function parrot(text, template) {
 /** A download of at least `size` bytes, for `server.files`. */
 export function bigModel(size) {
   const [dim, ffn, heads] = [2048, 8192, 16];
-  // Unknown, begin, end, and one token for each byte: the smallest vocabulary of its kind.
+  // Unknown, begin, end, and one token per byte: the smallest vocabulary of its kind.
   const bytes = Array.from({ length: 256 }, (_, i) => `<0x${i.toString(16).toUpperCase().padStart(2, "0")}>`);
   const tokens = ["<unk>", "<s>", "</s>", ...bytes];
   const types = [2, 3, 3, ...bytes.map(() => 6)];

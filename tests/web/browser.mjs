@@ -1,4 +1,4 @@
-// Chromium for tests: with WebGPU on its software adapter or without, with profiles that keep their storage.
+// Chromium for tests: with WebGPU on its software adapter or without, with persistent profiles.
 
 import { mkdtemp, rm } from "node:fs/promises";
 import { createRequire } from "node:module";
@@ -16,14 +16,14 @@ const FLAGS = [
   "--disable-component-update",
   "--disable-sync",
   "--host-resolver-rules=MAP insecure.test 127.0.0.1",
-  // Pages that are not in front must not be slowed down.
+  // Background pages must not be throttled.
   "--disable-background-timer-throttling",
   "--disable-backgrounding-occluded-windows",
   "--disable-renderer-backgrounding",
-  // Tests may have memory collected.
+  // Lets tests collect garbage.
   "--js-flags=--expose-gc",
 ];
-// Chrome has no flag any more that loads an extension, but can be asked to.
+// Chrome dropped the flag for loading an extension, but allows it over the protocol.
 const EXTENSION_FLAGS = ["--enable-unsafe-extension-debugging"];
 const GPU_FLAGS = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"];
 
@@ -42,7 +42,7 @@ export async function openBrowser({ gpu = true, serviceWorkers = "allow", extens
     env,
     serviceWorkers,
   });
-  // Less than a test has, so that what was waited for is named.
+  // Less than a test's own timeout, so that the error names the awaited condition.
   context.setDefaultTimeout(90_000);
   const pages = new Set();
   context.on("page", (page) => {

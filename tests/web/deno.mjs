@@ -1,4 +1,4 @@
-// Deno for tests: the npm package `deno`, of which npm installs the program for this machine without any script.
+// Deno for tests: the npm package `deno`, whose program npm installs for this machine without any script.
 
 import { spawn } from "node:child_process";
 import { once } from "node:events";
@@ -22,7 +22,7 @@ Deno.exit(0);
 
 /** Runs a function with a module in a Deno of its own that may read files, and with WebGPU. */
 export async function runInDeno(module, run, given) {
-  // Node's way to ask for a file, by which the package looks into a folder, wants to know the user.
+  // Node's file API, which the package uses to read folders, requests the user id.
   const permissions = ["--allow-read", "--allow-env", "--allow-sys=uid", "--allow-net=localhost,127.0.0.1", "--no-prompt", "--no-remote", "--no-config", "--no-lock"];
   const program = `data:text/javascript,${encodeURIComponent(PROGRAM)}`;
   const child = spawn(EXECUTABLE, ["run", "--quiet", "--unstable-webgpu", ...permissions, program], { stdio: ["pipe", "pipe", "pipe"] });

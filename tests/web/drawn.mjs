@@ -1,4 +1,4 @@
-// Draws some of many cases where a software GPU is too slow for all of them. The seed is printed.
+// Samples cases where a software GPU is too slow for all of them. Prints the seed.
 
 const seed = Number(process.env.TILEWRIGHT_SEED ?? Date.now() % 1_000_000);
 if (!Number.isInteger(seed)) throw new Error(`TILEWRIGHT_SEED is ${process.env.TILEWRIGHT_SEED}, expected a whole number`);

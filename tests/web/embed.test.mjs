@@ -1,5 +1,5 @@
-// Text encoders in Chromium and in Node, on WebGPU and on the CPU: token ids and vectors against references, vectors that do
-// not depend on their batch, sources, aborting, bad input, life and death.
+// Text encoders in Chromium and in Node, on WebGPU and on the CPU: token ids and vectors against references, batch
+// invariance, sources, aborting, invalid input, lifetime.
 
 import assert from "node:assert/strict";
 import { cpSync, mkdtempSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -174,7 +174,7 @@ async function tokenizeAll({ Embedder }, { source, texts }) {
 }
 
 const unigram = (name) => readFileSync(join(repository, "tests/data/unigram", name), "utf8");
-// Sentences; what HuggingFace's tokenizers make of other texts is not always what SentencePiece does.
+// Sentences: on other texts Hugging Face's tokenizers can differ from SentencePiece.
 const sentences = JSON.parse(unigram("cases.json")).cases.slice(9, 49);
 everywhere(
   "XLM-RoBERTa's tokenizer.json, a Unigram, gives the ids of SentencePiece",
@@ -298,7 +298,7 @@ function checkAbort({ outcome, done, early, waiting, same, left, perBatch }) {
   assert.equal(outcome, "its reason");
   assert.ok(done <= 6, `${done} texts were done`);
   assert.deepEqual([early, waiting, same], [true, "AbortError", true]);
-  // Batches of two texts: nearly all of the twenty must not have run.
+  // Batches of two texts: most of the twenty must not have run.
   assert.ok(left <= 6 * perBatch, `${left} dispatches after the abort, ${perBatch} in a batch`);
 }
 
@@ -326,7 +326,7 @@ inBoth(
     }
     const none = await embedder.embed([]);
     const empty = await embedder.embed("");
-    // The second time it is remembered.
+    // The second time it is cached.
     const again = await embedder.embed([""]);
     const dot = empty.reduce((sum, it, i) => sum + it * vector[i], 0);
     const { totalBytes, weightsBytes } = await embedder.memory();

@@ -1,4 +1,4 @@
-// The package in Firefox; with TILEWRIGHT_FULL also the conformance of kernels there.
+// The package in Firefox; with TILEWRIGHT_FULL also kernel conformance.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -21,7 +21,7 @@ function serveConformance() {
     ...process.env, NO_HEADLESS: "1", WASM_BINDGEN_TEST_ADDRESS: "127.0.0.1:0",
     CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER: "wasm-bindgen-test-runner",
   };
-  // A group of its own, because the server is a grandchild.
+  // A separate process group, because the server is a grandchild.
   const child = spawn("bash", ["-c", command], { cwd: repository, env: environment, detached: true, stdio: ["ignore", "pipe", "pipe"] });
   const ended = new Promise((resolve) => child.on("exit", resolve));
   const close = async () => {

@@ -1,7 +1,7 @@
-// The same greedy tokens everywhere: in Chromium on WebGPU and on the CPU, in Node on Dawn and on the CPU, and in the
-// references that the test data brings. Prints a table. With TILEWRIGHT_FULL also natively, where Rust's tests of models
-// compare with the same references, in Firefox, WebKit and Deno; without, texts are cut short on WebGPU, and each lane but
-// the first has so many seconds for models in an order that is drawn.
+// The same greedy tokens everywhere: in Chromium on WebGPU and the CPU, in Node on Dawn and the CPU, and in the
+// references of the test data. Prints a table. With TILEWRIGHT_FULL also natively, where Rust's model tests use the
+// same references, in Firefox, WebKit and Deno; without it, WebGPU runs shortened texts, and each lane but the first
+// has a time limit for models in random order.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -20,15 +20,15 @@ import { dataPath, repository, startServer } from "./server.mjs";
 import { tensors } from "./tensors.mjs";
 import { missingWebKit, openWebKit } from "./webkit.mjs";
 
-// Below this margin between the two best logits, float32 arithmetic does not decide what the reference decided: twice
-// the tolerance that the data's README derives.
+// With a smaller margin between the top two logits, F32 arithmetic may choose differently from the reference: twice
+// the tolerance derived in the data's README.
 const CERTAIN = 2e-3;
 
-// Whole texts take minutes where WebGPU is software, and so does compiling each model's pipelines anew.
+// On software WebGPU, whole texts take minutes, and so does compiling each model's pipelines.
 const SHORTENED = ["Chromium, WebGPU", "Node, Dawn"];
 const SHORT = 12;
 
-// For a lane that does not run all models. One of them takes up to half a minute on WebGPU in software.
+// Time limit of a lane that does not run all models. One model takes up to half a minute on software WebGPU.
 const SECONDS = 30;
 
 /** How many tokens a lane takes of a text of so many. */
@@ -72,7 +72,7 @@ function allModels() {
     }
     if (name === "stories260k") add(`${name} safetensors`, name, "model.safetensors", ofVariant("f32"));
   }
-  // Plain ones, norms of heads, experts, sinks, convolutions and the delta rule.
+  // Plain models, head norms, experts, sinks, convolutions and the delta rule.
   const tiny = ["llama-mha-bias", "llama3-rope", "mistral-sliding", "qwen3", "qwen3-moe", "gpt-oss", "lfm2", "qwen35"];
   for (const name of tiny) {
     const set = `tiny-random/${name}`;
@@ -190,13 +190,13 @@ const inNative = (device) => async (model, cases) => {
 const inNode = (device) => async (model, cases) => continueWith(await import(packageModule), { sources: model.files, device, cases });
 const inDeno = (device) => (model, cases) => runInDeno(packageModule, continueWith, { sources: model.files, device, cases });
 
-// The first runs all models, and all others are compared with it.
+// The first runs all models; the others are compared with it.
 const lanes = {
   "Node, CPU": inNode("cpu"),
   "Chromium, CPU": inChromium("cpu"),
   "Chromium, WebGPU": inChromium("gpu"),
   "Node, Dawn": inNode("gpu"),
-  // A text of the built-in model is in the tests of each of these browsers.
+  // The tests of each of these browsers include a text of the built-in model.
   ...(process.env.TILEWRIGHT_FULL ? {
     "native, CPU": inNative("cpu"),
     "native, GPU": inNative("gpu"),

@@ -1,4 +1,4 @@
-// Addresses of a hub in a browser: a hub and a host of contents on other origins than the page, with all that goes wrong there.
+// Hub addresses in a browser: a hub and a content host on other origins than the page, with all their failures.
 
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
@@ -140,7 +140,7 @@ test("a function of the page's own sends all requests", limited, async () => {
   assertLoaded(seen);
   const atHub = requests.filter(({ host }) => host === "hub").map(({ url }) => originOf(hub) + url);
   assert.deepEqual(seen.fetched, atHub);
-  // A connection that breaks on the way through the page is taken up as any other.
+  // A connection that breaks in the page's own fetch resumes like any other.
   let isFirst = true;
   replace = (request, response, host) => {
     if (host !== "store" || !isFirst) return false;

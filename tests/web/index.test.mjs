@@ -1,5 +1,5 @@
-// Vector search in Chromium and in Node, on WebGPU and on the CPU: what is found against a sort of f64 scores, ties, filters,
-// deletion, files, and what is refused.
+// Vector search in Chromium and in Node, on WebGPU and on the CPU: hits against a sort of f64 scores, ties, filters,
+// deletion, files, and refused input.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -18,7 +18,7 @@ const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
 /** Every fourth vector is that before it, so that scores tie. */
 const vectors = uniform(COUNT * DIMS, 1);
 for (let i = 3; i < COUNT; i += 4) vectors.copyWithin(i * DIMS, (i - 1) * DIMS, i * DIMS);
-// Enough for two submissions; the first asks for a vector that is there twice.
+// Enough for two submissions; the first query is a vector that occurs twice.
 const queries = uniform(35 * DIMS, 2);
 queries.set(vectors.subarray(2 * DIMS, 3 * DIMS));
 
@@ -89,7 +89,7 @@ const CASES = [
 ];
 
 for (const [place, execute] of Object.entries(places)) {
-  // SwiftShader takes seconds for each shape of a search: there a few queries have to do.
+  // SwiftShader takes seconds for each search shape: it runs only a few.
   const ofPlace = place === "Node" ? CASES : CASES.slice(0, 4);
   for (const [device, metric, storage] of ofPlace) {
     const asked = place === "Chromium" && device === "gpu" ? queries.subarray(0, 3 * DIMS) : queries;
@@ -148,7 +148,7 @@ everywhere(
     const text = (bytes) => new TextDecoder("latin1").decode(bytes);
     const changed = (from, to) => Uint8Array.from(text(bytes).replace(from, to), (it) => it.charCodeAt(0));
     const last = bytes.slice();
-    // The number NaN as the last vector's last.
+    // NaN as the last component of the last vector.
     last.set([0, 126], last.length - 2);
     for (const bad of [
       new Uint8Array(0), bytes.subarray(0, 100), bytes.subarray(0, bytes.length - 1), changed("tilewright index", "tilewright indez"),
@@ -228,7 +228,7 @@ async function followMemory({ Model, Index }, { count, dims, storage, step }) {
 }
 
 for (const [place, execute] of Object.entries(places)) {
-  // The module is the same in both places.
+  // The module is the same in both.
   const sizes = process.env.TILEWRIGHT_FULL ? [["f32", 100_000], ["int8", 100_000]] : place === "Node" ? [["f32", 20_000]] : [];
   for (const [storage, count] of sizes) {
     test(`${place}: the engine's memory never holds a file of ${count} vectors, ${storage}`, { timeout: 120_000 }, async (t) => {
@@ -238,7 +238,7 @@ for (const [place, execute] of Object.entries(places)) {
       assert.deepEqual([length, equal], [count, [true, true, true, true]]);
       assert.ok(fileBytes >= count * 384 * (storage === "f32" ? 4 : 1), `${fileBytes} bytes`);
       assert.ok(nPieces > fileBytes / 5e6 && largest < 5e6, `${nPieces} pieces of up to ${largest} bytes`);
-      // A few pieces, and what an index of its own takes; of bytes also a number for each 32 until their scales have come.
+      // A few pieces, and an index's own overhead; for bytes also a number per 32 until their scales arrive.
       const slack = 16e6 + (storage === "int8" ? count * 384 / 8 : 0);
       assert.ok(saved - before < slack, `${saved - before} bytes more while ${fileBytes} were written`);
       assert.ok(loaded - saved < sizeBytes + slack, `${loaded - saved} bytes more for an index of ${sizeBytes} from a file of ${fileBytes}`);

@@ -1,6 +1,6 @@
-// The package in a place besides Chromium and Node: what a program does with it, on the CPU and, where the place has one, on a GPU.
-// Of the places that have a GPU one is drawn to use it. With TILEWRIGHT_FULL all of them do, and run an encoder too. Greedy tokens of
-// all models with a reference are `greedy.test.mjs`.
+// The package outside Chromium and Node: a program's typical calls, on the CPU and, if available, on a GPU. A random
+// one of the places with a GPU uses it. With TILEWRIGHT_FULL all of them do, and also run an encoder.
+// `greedy.test.mjs` tests greedy tokens of all models with a reference.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -14,7 +14,7 @@ import { tinyEncoder } from "./tensors.mjs";
 const { cases } = JSON.parse(readFileSync(join(repository, "tests/data/builtin/reference.json"), "utf8"));
 const [reference] = cases;
 
-// Places that compile shaders by the same wgpu, for a minute and a half where the GPU is software.
+// Both compile shaders by the same wgpu, for a minute and a half on a software GPU.
 const gpuPlaces = oneOf(["Firefox", "Deno"]);
 
 /** Runs in the place: the ids that follow each prompt, with what runs the model. */
@@ -102,7 +102,7 @@ export function lane(name, { missing, open, devices }) {
 
   for (const device of devices.filter((device) => device !== "gpu" || gpuPlaces.includes(name))) {
     test(`${name}, ${device}: the built-in model's greedy tokens are the reference's`, options, async (t) => {
-      // Software takes its time for a GPU's work.
+      // A software GPU is slow.
       const taken = device === "cpu" ? cases : cases.slice(0, 1);
       const { on, notices, continuations } = await place.run(continueAll, { device, cases: taken });
       t.diagnostic(`${name} is ${on.name} (${on.backend}${on.tier ? `, ${on.tier}` : ""})`);
@@ -111,7 +111,7 @@ export function lane(name, { missing, open, devices }) {
       assert.deepEqual(continuations, taken.map(({ greedy_ids }) => greedy_ids));
     });
 
-    // Compiling an encoder's shaders is most of a minute in software, and it shows of the place what the model has shown.
+    // Compiling an encoder's shaders takes most of a minute in software, and tests little beyond the model.
     if (device === "gpu" && !process.env.TILEWRIGHT_FULL) continue;
     test(`${name}, ${device}: an encoder has its reference's ids and vectors, and a text is nearest to itself`, options, async () => {
       const { files, texts } = tinyEncoder("nomic");
@@ -124,7 +124,7 @@ export function lane(name, { missing, open, devices }) {
       for (const [i, { text, vector }] of wanted.entries()) {
         const distance = cosineDistance(vectors[i], vector);
         assert.ok(distance <= 1e-5, `${text}: cosine distance ${distance}`);
-        // Texts of which the encoder reads the same have one vector.
+        // Texts that the encoder tokenizes alike have one vector.
         assert.deepEqual(wanted[nearest[i]].ids, wanted[i].ids, text);
       }
     });
@@ -157,7 +157,7 @@ export const browserPlace = (openBrowser) => async (server) => {
   const browser = await openBrowser();
   return {
     run: (run, given) => browser.evaluate(`${server.origin}/blank.html`, async (source, given) => {
-      // JSON has no place for an undefined.
+      // JSON cannot express undefined.
       return await new Function(`return ${source}`)()(await import("/npm/index.js"), given) ?? null;
     }, run.toString(), given),
     source(name, files) {

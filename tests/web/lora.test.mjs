@@ -1,4 +1,4 @@
-// LoRA adapters of the package, in Chromium and in Node: probabilities are those of PEFT's logits.
+// LoRA adapters of the package, in Chromium and in Node: probabilities match PEFT's logits.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";

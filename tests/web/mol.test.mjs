@@ -1,5 +1,5 @@
-// Retrieval by a mixture of logits in Chromium and in Node, on WebGPU and on the CPU: scores against the formula in plain numbers,
-// what each method finds, sources, places, and what is refused.
+// Retrieval by a mixture of logits in Chromium and in Node, on WebGPU and on the CPU: scores against the formula in
+// plain numbers, each method's hits, sources, devices, and refused input.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -19,7 +19,7 @@ const path = join(repository, "examples/mol/mol.safetensors");
 const file = readFileSync(path);
 const numbers = tensors(path);
 
-// As spread as what the weights were made for.
+// With the spread for which the weights were made.
 const items = uniform(COUNT * ITEM_DIMS, 1).map((x) => x * 1.7);
 const queries = uniform(QUERIES * QUERY_DIMS, 2).map((x) => x * 1.7);
 const row = (all, dims, i) => [...all.subarray(i * dims, (i + 1) * dims)];
@@ -119,7 +119,7 @@ function checkHits(found, bound, allowed, value) {
 for (const [place, execute] of Object.entries(places)) {
   for (const [device, storage] of [["cpu", "f32"], ["cpu", "int8"], ["gpu", "f32"], ["gpu", "f16"]].slice(0, place === "Node" ? 4 : 3)) {
     test(`${place}, ${device}: ${storage}: finds what the formula finds, in each way`, { timeout: 120_000 }, async (t) => {
-      // What is rounded has other candidates.
+      // Rounding changes the candidates.
       const methods = METHODS.filter(([method], i) => storage === "f32" || i < 2);
       const given = {
         bytes: [...file], device, storage, items: [...items], queries: [...queries], cut: 100 * ITEM_DIMS, k: K,

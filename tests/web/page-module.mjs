@@ -1,4 +1,4 @@
-// A module of the page by itself, for tests of what needs no page.
+// A single module of the page, for tests without the page.
 
 import { createRequire } from "node:module";
 import { join } from "node:path";

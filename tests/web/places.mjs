@@ -1,4 +1,5 @@
-// The same test code in a page of Chromium and in Node. Importing this opens a server and a browser for the file's tests.
+// Runs the same test code in a Chromium page and in Node. Importing this opens a server and a browser for the file's
+// tests.
 
 import assert from "node:assert/strict";
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
@@ -62,7 +63,7 @@ export const places = {
   },
   async Node(run, given) {
     const result = await run(await import(pathToFileURL(join(repository, "npm/dist/index.js"))), given);
-    // What comes from a page has been through JSON.
+    // Results of a page have passed through JSON.
     return JSON.parse(JSON.stringify(result ?? null));
   },
 };

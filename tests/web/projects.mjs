@@ -1,4 +1,5 @@
-// Projects of users: a folder with the package as npm packs it, with an example of `examples/web` or files of a test, and what they install.
+// User projects: a folder with the packed npm package, an example of `examples/web` or a test's files, and their
+// dependencies.
 
 import { execFile } from "node:child_process";
 import { once } from "node:events";
@@ -45,7 +46,7 @@ export function copyPackage(to) {
 /** Installs packages into a project, whatever its `package.json` names as well. A download that fails throws. */
 export async function install(folder, ...packages) {
   const manifest = join(folder, "package.json");
-  // Without one, npm would look for one in the folders above.
+  // Without one, npm would use one in a parent folder.
   if (!existsSync(manifest)) writeFileSync(manifest, JSON.stringify({ private: true, type: "module" }));
   await run("npm", ["install", "--no-audit", "--no-fund", "--omit=peer", ...packages], { cwd: folder });
 }

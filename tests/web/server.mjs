@@ -1,9 +1,8 @@
-// The tests' web server: the built package and page, test models, and every way in which a download goes wrong.
+// The tests' web server: the built package and page, test models, and all kinds of failing downloads.
 //
-// `/npm/`, `/pkg/` and `/www/` are the built folders, `/openai/` is OpenAI's own client, `/blank.html` is an empty page;
-// `server.besidePage` has files to be found in `/www/` too, or `null` for one that must not be. `/data/`, `/assets/` and
-// `/files/` (what a test has put there with `server.files`) are downloads: they are logged, and a `fault` in the query
-// changes the answer:
+// `/npm/`, `/pkg/` and `/www/` are the built folders, `/openai/` is OpenAI's own client, `/blank.html` is an empty
+// page; `server.besidePage` adds files to `/www/`, or hides one with `null`. `/data/`, `/assets/` and `/files/` (added
+// by a test with `server.files`) are downloads: they are logged, and a `fault` in the query changes the response:
 //
 //     after=N&times=K              the connection breaks after N bytes of an answer, for the first K answers (K is 1 if absent);
 //                                  goes with every fault
@@ -16,7 +15,8 @@
 //     fault=slow&rate=N            N bytes a second
 //     fault=no-etag                neither ETag nor Last-Modified
 //
-// The same paths on `server.otherOrigin` are another origin that sends no CORS headers, on `server.corsOrigin` one that does.
+// The same paths on `server.otherOrigin` are another origin without CORS headers, on `server.corsOrigin` one with
+// them.
 
 import { once } from "node:events";
 import { existsSync } from "node:fs";
@@ -128,8 +128,8 @@ class Server {
       origins.push(`http://localhost:${server.address().port}`);
     }
     [this.origin, this.otherOrigin, this.corsOrigin] = origins;
-    // The browser resolves this name to the same machine, but does not trust it as it trusts localhost: no WebGPU, no
-    // storage, no locks, no crypto.subtle.
+    // The browser resolves this name to the same machine but treats it as insecure: no WebGPU, no storage, no locks,
+    // no crypto.subtle.
     this.insecureOrigin = this.origin.replace("localhost", "insecure.test");
     return this;
   }
@@ -235,7 +235,7 @@ class Server {
     for await (let chunk of file.read(start, end)) {
       const left = breaks ? Number(fault.after) - entry.sent : Infinity;
       chunk = chunk.subarray(0, Math.min(chunk.length, left));
-      // A slow line sends little and often; what it has sent is never ahead of its rate.
+      // A slow connection sends little and often, never ahead of its rate.
       const step = rate < Infinity ? Math.max(1, Math.trunc(rate / 50)) : chunk.length;
       for (let at = 0; at < chunk.length; at += step) {
         const part = chunk.subarray(at, at + step);
@@ -246,7 +246,7 @@ class Server {
         entry.sent += part.length;
       }
       if (breaks && entry.sent >= Number(fault.after)) {
-        // What was written has to arrive before the line breaks.
+        // Written data must arrive before the connection breaks.
         await sleep(50);
         return response.destroy();
       }

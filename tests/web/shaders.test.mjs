@@ -1,5 +1,5 @@
-// Every linked shader against Tint, the compiler that Chromium and Dawn have. naga checks the same sources while the
-// crate is built; each refuses some of what the other accepts.
+// Every linked shader against Tint, the compiler of Chromium and Dawn. naga checks the same sources when the crate is
+// built; each rejects some shaders that the other accepts.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -51,7 +51,8 @@ function check(t, results) {
   return skipped;
 }
 
-// To translate a shader for its software adapter takes Chromium longer than to check it, and the tests of kernels do so, too.
+// Chromium takes longer to translate a shader for its software adapter than to check it, and kernel tests translate
+// anyway.
 const STRIDE_IN_CHROMIUM = process.env.TILEWRIGHT_FULL ? 1 : 64;
 
 test("Chromium accepts every shader that its adapter has the features for", { timeout: 300_000 }, async (t) => {

@@ -17,7 +17,7 @@ export function withTemplate(template, marks = [], kind = "control") {
   const rest = renamed(stories.subarray(24), marks, TYPES[kind]);
   const key = Buffer.from("tokenizer.chat_template");
   const fixed = 8 + key.length + 4 + 8;
-  // The padding is a comment of the template, so it renders to nothing.
+  // Pads with a comment of the template, which renders to nothing.
   const unpadded = fixed + Buffer.byteLength(`${template}{##}`) + rest.length - (stories.length - 24);
   const padded = Buffer.from(`${template}{#${" ".repeat((32 - (((unpadded % 32) + 32) % 32)) % 32)}#}`);
   const entry = Buffer.alloc(fixed);
@@ -68,7 +68,7 @@ function renamed(bytes, marks, type) {
 
 /** Where the elements of an array begin, and how many they are. */
 function arrayAt(bytes, key) {
-  // The key, the type of its value, the type of the elements, and their number.
+  // The key, its value's type, the elements' type, and their number.
   const at = bytes.indexOf(key) + key.length + 8;
   return [at + 8, Number(bytes.readBigUInt64LE(at))];
 }

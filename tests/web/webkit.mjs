@@ -1,5 +1,5 @@
-// WebKit for tests: Debian's MiniBrowser on a screen that nobody sees, driven by WebKitWebDriver in W3C's protocol. playwright-core drives
-// only WebKits of its own.
+// WebKit for tests: Debian's MiniBrowser on a virtual screen, driven by WebKitWebDriver with the W3C protocol.
+// playwright-core supports only its own WebKit builds.
 
 import { spawn } from "node:child_process";
 import { once } from "node:events";
@@ -34,7 +34,7 @@ export async function openWebKit() {
     }
   };
   try {
-    // It says on its third stream which screen it is.
+    // It prints its screen's number on file descriptor 3.
     const screen = spawn(SCREEN, ["-displayfd", "3", "-screen", "0", "800x600x24", "-nolisten", "tcp"], { stdio: ["ignore", "ignore", "ignore", "pipe"] });
     children.push(screen);
     const [display] = await once(screen.stdio[3], "data");
