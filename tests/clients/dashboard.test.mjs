@@ -27,7 +27,7 @@ after(async () => {
   await rm(folder, { recursive: true, force: true });
 });
 
-/** Opens an address and keeps what the page's policy refuses. */
+/** Opens an address and records violations of the page's policy. */
 async function open(url) {
   const page = await chromium.open("about:blank");
   page.on("console", (message) => {

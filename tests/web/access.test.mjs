@@ -51,7 +51,7 @@ async function ask(page, text, maxTokens = "40") {
   await page.waitForFunction(() => document.documentElement.dataset.state === "ready" && document.querySelector("#output .message[data-role=assistant]")?.textContent.length > 10);
 }
 
-/** What axe finds wrong: `rule: target`. It is evaluated by the driver, which the page's policy does not bind. */
+/** axe's findings: `rule: target`. The driver evaluates it, exempt from the page's policy. */
 async function violations(page) {
   await page.evaluate(axe);
   const { violations, incomplete } = await page.evaluate(() => axe.run(document, { resultTypes: ["violations", "incomplete"] }));
@@ -59,7 +59,7 @@ async function violations(page) {
   return { wrong: listed(violations), unsure: listed(incomplete) };
 }
 
-/** What is shown of each view when it is looked at, with something in it. */
+/** Fills each view before it is checked. */
 const STATES = {
   start: () => {},
   chat: (page) => ask(page, "Once upon a time"),
@@ -115,8 +115,10 @@ test("axe finds nothing wrong in any view, light and dark, on a desk and a phone
   assert.ok((await violations(page)).wrong.some((it) => it.startsWith("button-name: #theme")));
 });
 
-/** Runs in a page before its scripts: writes down what moves without the user's doing. The mark at the end of a text that is being written
- * goes along with it, as it should; it is no element, and has no node. */
+/**
+ * Runs in a page before its scripts: records unexpected layout shifts. The cursor after streaming text moves as
+ * intended; it is not an element and has no node.
+ */
 function recordShifts() {
   globalThis.shifts = [];
   new PerformanceObserver((list) => {

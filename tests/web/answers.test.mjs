@@ -14,7 +14,7 @@ const word = { type: "string", maxLength: 8 };
 const object = (properties, more = {}) => ({
   type: "object", properties, required: Object.keys(properties), additionalProperties: false, ...more,
 });
-/** None of them allows texts of any length. */
+/** All with bounded length. */
 const SCHEMAS = [
   { type: "boolean" },
   { type: "null" },
@@ -44,7 +44,7 @@ const SCHEMAS = [
   { type: "array", items: object({ id: { type: "integer", minimum: 1, maximum: 99 } }), minItems: 1, maxItems: 2 },
 ];
 
-/** Runs in the place: texts of schemas, drawn among all tokens. */
+/** Runs in the place: texts for schemas, sampled from all tokens. */
 async function textsOf({ Model }, { schemas, device, seed }) {
   const model = await Model.builtin({ device });
   const all = [];
@@ -181,7 +181,7 @@ everywhere(
   },
 );
 
-/** It knows tools as the Hermes family does, and a variable that has the model think. */
+/** A template with tool calls in Hermes format, and a variable that enables reasoning. */
 const TEMPLATE = "{% if tools %}<tool_call>{% for t in tools %}{{ t|tojson }}{% endfor %}{\"name\", \"arguments\"}</tool_call>{% endif %}"
   + "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ c.function.arguments|tojson }}){% endfor %} {% endfor %}"
   + "{% if add_generation_prompt %}[assistant] {% if enable_thinking %}<think>{% endif %}{% endif %}";
@@ -240,7 +240,10 @@ everywhere(
   { file: withTemplate(TEMPLATE).toString("base64"), tools: [SUN] },
 );
 
-/** It knows no tools: a call is then JSON and the whole answer, which also the story model brings to an end, unless it may think first. */
+/**
+ * A template without tools: then a call is the whole answer, as JSON, which even the story model completes, unless it
+ * may reason first.
+ */
 const PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}[assistant]";
 const TOOLS = [
   ["weather", object({ city: { type: "string", pattern: "^[A-Z][a-z]{2,8}$" }, unit: { enum: ["celsius", "fahrenheit"] } })],
@@ -290,7 +293,7 @@ everywhere(
   { file: withTemplate(PLAIN).toString("base64"), tools: TOOLS },
 );
 
-/** How families of models write calls, in as much of a template as says so. Marks of theirs that are tokens come first. */
+/** Minimal templates that identify the tool-call formats of model families. Marks that are tokens come first. */
 const FAMILIES = {
   hermes: [["<think>", "</think>", "<tool_call>", "</tool_call>"], '<tool_call>{"name": "{{ f.name }}", "arguments": {{ f.arguments|tojson }}}</tool_call>'],
   xml: [
@@ -318,9 +321,12 @@ const FAMILY_TOOLS = [
   { type: "function", function: { name: "set_level", parameters: object({ level: { type: "number", minimum: -1, maximum: 1 }, room: { type: ["string", "null"], maxLength: 6 } }) } },
 ];
 const N_DRAWS = process.env.TILEWRIGHT_FULL ? 24 : 3;
-/** What the marks are in the vocabulary. */
+/** Token types of the marks in the vocabulary. */
 const ALL_KINDS = ["control", "userDefined", "text"];
-/** Those that a place tries of the `i`th family. The module is the same in both, so by default each tries another one of each. */
+/**
+ * The types that a place tests for the `i`th family. Both run the same module, so by default each tests different
+ * ones.
+ */
 const kindsOf = (place, i) => process.env.TILEWRIGHT_FULL ? ALL_KINDS : [ALL_KINDS[(i + (place === "Node" ? 1 : 0)) % ALL_KINDS.length]];
 
 everywhere(

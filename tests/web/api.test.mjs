@@ -529,7 +529,7 @@ everywhere(
   { file: chatModel.toString("base64") },
 );
 
-/** The kernels' meaning in plain loops over 64-bit numbers; shares nothing with the package. */
+/** Reference kernels as plain loops over 64-bit numbers; share no code with the package. */
 const plain = {
   matmul(a, b, m, n, k) {
     return Array.from({ length: m * n }, (_, i) => {
@@ -603,7 +603,7 @@ const plain = {
   },
 };
 
-/** Numbers in [-2, 2), the same for the same seed (mulberry32). */
+/** Seeded numbers in [-2, 2) (mulberry32). */
 function numbers(count, seed) {
   let state = seed;
   return Array.from({ length: count }, () => {
@@ -625,7 +625,7 @@ const kernelCases = [
   ["attention", [numbers(4 * 16, 10), numbers(4 * 16, 11), numbers(4 * 16, 12), { nHeads: 1, headDim: 16 }]],
 ];
 
-/** Runs in a page and in Node: all cases on one device, and an operand of the wrong length. */
+/** Runs in a page and in Node: all cases on one device, and an operand of invalid length. */
 async function runKernels({ Kernels }, { cases, device }) {
   const typed = (values) => values.map((it) => (Array.isArray(it) ? new Float32Array(it) : it));
   const kernels = await Kernels.open({ device });
@@ -658,7 +658,7 @@ test("Chromium: kernels on WebGPU agree with plain loops", { timeout: 120_000 },
   checkKernels(outcome);
 });
 
-/** Runs in a page and in Node: a layer's steps on tensors that stay on the device, and the same calls from array to array. */
+/** Runs in a page and in Node: a layer's steps on tensors on the device, and the same calls between arrays. */
 async function chainKernels({ Kernels }, { x, weights, norm, device }) {
   const kernels = await Kernels.open({ device });
   const heads = { nHeads: 4, headDim: 8 };
@@ -712,7 +712,7 @@ everywhere("kernels are chained on tensors that stay on the CPU executor", chain
 test("Chromium: kernels are chained on tensors that stay on the GPU", { timeout: 120_000 }, async () =>
   checkChain(await places.Chromium(chainKernels, { ...chain, device: "gpu" })));
 
-/** Runs in a page and in Node: an array that is larger than a piece of an upload and no multiple of one, and a part of it. */
+/** Runs in a page and in Node: an array larger than an upload chunk but not a multiple of one, and a part of it. */
 async function copyTensors({ Kernels }, { device }) {
   const kernels = await Kernels.open({ device });
   const data = Float32Array.from({ length: 200_003 }, (_, i) => i);

@@ -35,7 +35,7 @@ after(async () => {
 const inState = (page, wanted, timeout = 150_000) =>
   page.waitForFunction((wanted) => wanted.includes(document.documentElement.dataset.bench), wanted, { timeout });
 
-/** A report as the page gave it, from the first test on. */
+/** The page's report, set by the first test. */
 let report;
 
 test("the page measures what Chromium has, and its report is as it should be", limited, async (t) => {

@@ -63,7 +63,7 @@ async function close(page) {
   await page.close();
 }
 
-/** Loads the story model with a chat template, which the page keeps. */
+/** Loads the story model with a chat template, which the page stores. */
 async function loadChat(page) {
   await page.fill("#model-url", `${server.origin}/files/chat.gguf`);
   await page.click("#model-url-load");
@@ -80,7 +80,7 @@ async function set(page, values) {
   }
 }
 
-/** Does something that has an answer written, and waits for the whole of it. */
+/** Triggers an answer and waits for its end. */
 async function answered(page, begin) {
   await page.evaluate(() => (states.length = 0));
   await begin();
@@ -93,7 +93,7 @@ const ask = (page, text) => answered(page, async () => {
   await page.press("#prompt", "Enter");
 });
 
-/** Runs in a page: what is in the database, or what is put there. */
+/** Runs in a page: reads or writes the database. */
 async function inDatabase({ name, put = [], version }) {
   const request = indexedDB.open(name, version);
   request.onupgradeneeded = () => {
@@ -112,10 +112,10 @@ async function inDatabase({ name, put = [], version }) {
   return all.result;
 }
 
-/** Stored records; those of other tests are there, too. */
+/** Stored records, including those of other tests. */
 const stored = (page) => page.evaluate(inDatabase, { name: DATABASE });
 
-/** Forgets conversations, settings and which model was the last. */
+/** Deletes conversations, settings and the last model. */
 async function forgetAll() {
   const page = await chromium.open(`${server.origin}/blank.html`);
   await page.evaluate(() => localStorage.clear());
@@ -123,7 +123,7 @@ async function forgetAll() {
   await page.close();
 }
 
-/** The text of the file that something has the page save. */
+/** Text of the file that an action saves. */
 async function saved(page, begin) {
   const [download] = await Promise.all([page.waitForEvent("download"), begin()]);
   return { name: download.suggestedFilename(), text: readFileSync(await download.path(), "utf8") };
@@ -266,7 +266,7 @@ test("a conversation is there after a reload, with its title, and so is an answe
   await close(page);
 });
 
-/** Waits until what a function gives of a page is as wanted, and returns it. */
+/** Waits until a function of a page returns the expected value, and returns it. */
 async function until(page, get, isWanted) {
   for (;;) {
     const value = await get(page);
@@ -553,7 +553,7 @@ test("a conversation that is opened again goes on without its prompt being compu
   await close(page);
 });
 
-/** Markdown, and the HTML of the elements that it is to become. */
+/** Markdown, and the HTML of its expected elements. */
 const TREES = {
   "A **bold *and both*** `co<de` ~~no~~.": "<p>A <strong>bold <em>and both</em></strong> <code>co&lt;de</code> <del>no</del>.</p>",
   "# One\n### Three\ntext\nand more": '<h3 data-level="1">One</h3><h3 data-level="3">Three</h3><p>text<br>and more</p>',
@@ -710,7 +710,7 @@ test("at 360 pixels, light and dark, nothing is wider than the screen, and the l
   await close(page);
 });
 
-/** A file with a conversation of all that a turn can have. */
+/** A file with a conversation that has everything possible in a turn. */
 function sampleFile() {
   const turn = (id, parent, prompt, steps, more = {}) => ({ id, parent, mode: "chat", prompt, attachments: [], steps, note: "52 tokens · 40 tokens/s", createdAt: 1, ...more });
   const step = (text, more = {}) => ({ thinking: "", text, calls: [], ...more });

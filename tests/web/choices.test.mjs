@@ -11,7 +11,7 @@ import { withTemplate } from "./template.mjs";
 
 const { cases } = JSON.parse(readFileSync(join(repository, "tests/data/builtin/reference.json"), "utf8"));
 
-/** Runs in the place: the pieces of greedy texts. */
+/** Runs in the place: pieces of greedy completions. */
 async function piecesOf({ Model }, { device, texts }) {
   const model = await Model.builtin({ device });
   const all = [];
@@ -24,7 +24,7 @@ async function piecesOf({ Model }, { device, texts }) {
   return all;
 }
 
-/** The reference has other arithmetic, and how far each most likely token's logit is above the next one's. */
+/** Compares with the reference, which has different arithmetic, by the margins between its top two logits. */
 function areLikeReference(all, cases, n) {
   for (const [at, { greedy_ids: ids, greedy_margins: margins }] of cases.entries()) {
     assert.deepEqual(all[at].map(({ id }) => id), ids.slice(0, all[at].length));

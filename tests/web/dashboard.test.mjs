@@ -41,7 +41,7 @@ async function shot(page, name) {
   await page.screenshot({ path: join(folder, `dashboard-${name}.png`), fullPage: true });
 }
 
-/** Opens an address and keeps what the page's policy refuses among its problems. */
+/** Opens an address and adds violations of the page's policy to its problems. */
 async function open(url) {
   const page = await chromium.open("about:blank");
   page.on("console", (message) => {
@@ -51,7 +51,7 @@ async function open(url) {
   return page;
 }
 
-/** What axe finds wrong. It is evaluated by the driver, which the page's policy does not bind. */
+/** axe's findings. The driver evaluates it, exempt from the page's policy. */
 async function violations(page) {
   await page.evaluate(axe);
   const { violations } = await page.evaluate(() => axe.run(document, { resultTypes: ["violations"] }));
@@ -133,7 +133,7 @@ test("a report with its data in it shows that and asks nobody", limited, async (
   assert.deepEqual(page.problems, []);
 });
 
-/** What a server says after it has answered so many requests of ten tokens, each token 20 ms after the last. */
+/** Metrics of a server after this many requests of ten tokens, 20 ms apart. */
 const measures = (n) => `# TYPE tilewright_requests_running gauge
 tilewright_requests_running{model="a \\"b\\""} 3
 tilewright_requests_queued{model="a \\"b\\""} 2

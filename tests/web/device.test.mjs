@@ -73,7 +73,7 @@ after(async () => {
   await server?.stop();
 });
 
-/** A page whose workers have the spy. `name` is the worker's name, which the spy reads. */
+/** A page with the spy in its workers. The spy reads the worker's `name`. */
 async function spiedPage(name = "") {
   const page = await chromium.open(`${server.origin}/blank.html`);
   await page.evaluate((name) => {
@@ -100,7 +100,7 @@ async function loadStories(options) {
   return model.device;
 }
 
-/** Runs in a page: a greedy continuation. The global `reached` tells that `signalAt` tokens are there. */
+/** Runs in a page: a greedy continuation. Sets the global `reached` after `signalAt` tokens. */
 async function continueStory({ prompt, count, signalAt }) {
   const ids = [];
   for await (const { id } of model.generate(prompt, { maxTokens: count, ignoreEos: true })) {
@@ -180,13 +180,13 @@ for (const name of oneOf(["of its own choice", "subgroups", "baseline", "scalar"
   });
 }
 
-/** Runs in the worker: gives up the newest device, as a driver that is reset does. */
+/** Runs in the worker: loses the newest device, as a driver reset does. */
 const destroyDevice = () => self.devices.at(-1).destroy();
 
-/** Runs in the worker: the same in the middle of the next generation, which makes a submission for each token. */
+/** Runs in the worker: the same during the next generation, which makes a submission per token. */
 const destroyLater = (forGood) => Object.assign(self, { submissions: 0, loseAt: 8, loseForGood: forGood });
 
-/** Runs in a page: what is kept in IndexedDB, and `text` instead of it if there is one. */
+/** Runs in a page: reads the data in IndexedDB, after replacing it with `text` if given. */
 async function keptTunings(text) {
   const settled = (request) => new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);

@@ -23,10 +23,10 @@ const PREFERENCES = {
   "toolkit.telemetry.unified": false,
 };
 
-/** Why there is no Firefox here; undefined if there is one. */
+/** Why there is no Firefox; undefined if there is one. */
 export const missingFirefox = EXECUTABLE === undefined ? "Firefox is not installed (Debian: firefox-esr)" : undefined;
 
-/** A browser with a profile of its own. `evaluate` runs a function in a new page. */
+/** A browser with its own profile. `evaluate` runs a function in a new page. */
 export async function openFirefox() {
   const { default: puppeteer } = await import(createRequire(new URL("../../npm/package.json", import.meta.url)).resolve("puppeteer-core"));
   const profile = mkdtempSync(join(tmpdir(), "tilewright-firefox-"));

@@ -11,8 +11,8 @@ import { repository } from "./server.mjs";
 lane("Firefox", { missing: missingFirefox, open: browserPlace(openFirefox), devices: ["cpu", "gpu"] });
 
 /**
- * Builds the conformance tests and serves them to browsers, as wasm-bindgen does without a driver of its own. Resolves with the address and
- * how to end it.
+ * Builds the conformance tests and serves them to browsers, as wasm-bindgen does without its own driver. Resolves with
+ * the address and a function to stop.
  */
 function serveConformance() {
   const command = "environment=$(scripts/wasm-toolchain) && eval \"$environment\" && "

@@ -31,19 +31,22 @@ const SHORT = 12;
 // Time limit of a lane that does not run all models. One model takes up to half a minute on software WebGPU.
 const SECONDS = 30;
 
-/** How many tokens a lane takes of a text of so many. */
+/** Number of tokens that a lane generates for a text of this length. */
 const countIn = (lane, length) => (SHORTENED.includes(lane) && !process.env.TILEWRIGHT_FULL ? Math.min(length, SHORT) : length);
 
 const json = (...path) => JSON.parse(readFileSync(join(...path), "utf8"));
 
-/** The files of a model as the package takes them: a GGUF file alone, or what a folder has beside its weights. */
+/** A model's files as the package loads them: a GGUF file alone, or a folder's weights and other files. */
 function filesOf(folder, weights) {
   const beside = ["config.json", "tokenizer.json", "tokenizer_config.json"].map((name) => join(folder, name));
   const path = join(folder, weights);
   return weights.endsWith(".gguf") ? [path] : [...beside.filter(existsSync), path];
 }
 
-/** Everything with a reference: `{ name, room, folder, files, native, cases: [{ name, prompt, ids, margins }] }`. The first runs everywhere. */
+/**
+ * All models with a reference: `{ name, room, folder, files, native, cases: [{ name, prompt, ids, margins }] }`. The
+ * first one runs everywhere.
+ */
 function allModels() {
   const builtin = json(repository, "tests/data/builtin/reference.json");
   const models = [{
@@ -105,7 +108,7 @@ async function continueWith({ Model }, { sources, device, cases }) {
   }
 }
 
-/** Runs in a page: as `continueWith`, of which it has the source. */
+/** Runs in a page: `continueWith`, given its source. */
 async function continueInPage(source, given) {
   return new Function(`return ${source}`)()(await import("/npm/index.js"), given);
 }
@@ -146,7 +149,7 @@ const models = allModels();
 const byLane = new Map();
 let server;
 let chromium;
-/** Browsers and native programs that a lane has opened, by name. */
+/** Browsers and native programs opened by lanes, by name. */
 const opened = new Map();
 
 before(async () => {
@@ -174,13 +177,13 @@ const inChromium = (device) => async (model, cases) => {
   return result;
 };
 
-/** A lane in a browser that is opened when the first model needs it. */
+/** A lane in a browser, opened for its first model. */
 const inBrowser = (name, open, device) => async (model, cases) => {
   if (!opened.has(name)) opened.set(name, await open());
   return opened.get(name).evaluate(`${server.origin}/blank.html`, continueInPage, continueWith.toString(), { sources: urlsOf(model), device, cases });
 };
 
-/** A lane of the native library, in one process. */
+/** A lane of the native library in one process. */
 const inNative = (device) => async (model, cases) => {
   const name = `native ${device}`;
   if (!opened.has(name)) opened.set(name, new Native());
@@ -209,7 +212,7 @@ const lanes = {
 };
 const missing = { Firefox: missingFirefox, WebKit: missingWebKit, Deno: missingDeno };
 
-/** How many leading ids two continuations share. */
+/** Length of the common prefix of two continuations. */
 function common(a, b) {
   const at = a.findIndex((id, i) => id !== b[i]);
   return at < 0 ? a.length : at;

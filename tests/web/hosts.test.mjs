@@ -15,7 +15,7 @@ import { withTemplate } from "./template.mjs";
 
 /** The story model's greedy continuation, as in tests/data/builtin. */
 const STORY = /a silly boy named Ben/;
-/** The example of the package's README, but for the device. */
+/** The example of the package's README, except for the device. */
 const FIVE_LINES = `import { Model } from "tilewright";
 const model = await Model.builtin({ device: "cpu" });
 for await (const { text } of model.generate("Once upon a time", { maxTokens: 24 })) {
@@ -25,7 +25,7 @@ for await (const { text } of model.generate("Once upon a time", { maxTokens: 24 
 const HTML = '<!doctype html><html lang="en"><title>example</title><link rel="icon" href="data:,"><body><script type="module" src="main.js"></script></body></html>\n';
 const CORS = { "access-control-allow-origin": "*" };
 const limited = { timeout: 180_000 };
-/** Hosts whose programs are large or slow are for full runs. */
+/** Large or slow hosts run in full runs only. */
 const inFull = (name, options, body) => process.env.TILEWRIGHT_FULL ? test(name, { timeout: 600_000, ...options }, body) : undefined;
 
 let tarball;
@@ -49,7 +49,7 @@ async function shows(url, text = STORY) {
   return page;
 }
 
-/** Starts a server of a project for as long as `use` needs its address. */
+/** Runs a project's server while `use` needs its address. */
 async function started(folder, program, args, use) {
   const child = spawn(join(folder, "node_modules/.bin", program), args, { cwd: folder, env: { ...process.env, NO_COLOR: "1" } });
   try {
@@ -106,7 +106,7 @@ test("it installs into a project", limited, async () => {
 /** A test in the project. */
 const inProject = (name, test_) => test(name, limited, (t) => isInstalled ? test_(t) : t.skip("not installed"));
 
-/** The React example as Vite builds it and as its development server has it. */
+/** The React example in Vite's build and development server. */
 async function vite(folder) {
   await run("npx", ["--no-install", "vite", "build", "--logLevel", "warn"], { cwd: folder });
   await served(join(folder, "dist"), ({ url }) => shows(`${url}?device=cpu`));
@@ -304,7 +304,7 @@ test("a plain folder; and without a network, by its service worker, a model of a
   }), CORS);
 });
 
-/** Counts a page's `blob:` addresses that are not given back. */
+/** Counts a page's unrevoked `blob:` addresses. */
 const COUNT_BLOBS = `const blobs = new Set();
 for (const [name, note] of [["createObjectURL", (_, url) => blobs.add(url)], ["revokeObjectURL", (url) => blobs.delete(url)]]) {
   const original = URL[name];

@@ -15,26 +15,26 @@ const K = 10;
 const rows = (vectors) => Array.from({ length: vectors.length / DIMS }, (_, i) => vectors.subarray(i * DIMS, (i + 1) * DIMS));
 const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
 
-/** Every fourth vector is that before it, so that scores tie. */
+/** Every fourth vector equals the previous one, so that scores tie. */
 const vectors = uniform(COUNT * DIMS, 1);
 for (let i = 3; i < COUNT; i += 4) vectors.copyWithin(i * DIMS, (i - 1) * DIMS, i * DIMS);
 // Enough for two submissions; the first query is a vector that occurs twice.
 const queries = uniform(35 * DIMS, 2);
 queries.set(vectors.subarray(2 * DIMS, 3 * DIMS));
 
-/** Ids and f64 scores of all vectors that `isAllowed` allows, best first. */
+/** Ids and f64 scores of all vectors allowed by `isAllowed`, best first. */
 function sorted(query, metric, isAllowed) {
   const score = (vector) => dot(query, vector) / (metric === "dot" ? 1 : Math.sqrt(dot(query, query) * dot(vector, vector)));
   const all = rows(vectors).map((vector, id) => ({ id, score: score(vector) })).filter(({ id }) => isAllowed(id));
   return all.sort((a, b) => b.score - a.score || a.id - b.id);
 }
 
-/** Rounding of a vector's numbers by half a step, next to the largest of them, which is 1 at most. */
+/** Rounding error of half a step, relative to the largest component, which is at most 1. */
 const STEP = { f32: 2 ** -24, f16: 2 ** -11, int8: 1 / 254 };
 
 /**
- * Compares lists of hits with the sort, up to the rounding of scores: a sum of D products of numbers that were rounded when they were
- * stored. Equal vectors have equal scores, so that their order is exact.
+ * Compares lists of hits with the sort, up to the rounding of scores: a sum of D products of numbers rounded in
+ * storage. Equal vectors have equal scores, so their order is exact.
  */
 function checkHits(found, { metric, storage, isAllowed, asked }) {
   assert.equal(found.length, rows(asked).length);
@@ -188,7 +188,10 @@ everywhere(
   },
 );
 
-/** Runs in a page and in Node: makes an index beside a model, writes it twice and reads it, and says how the engine's memory grew. */
+/**
+ * Runs in a page and in Node: creates an index beside a model, writes it twice and reads it, and returns the growth of
+ * the engine's memory.
+ */
 async function followMemory({ Model, Index }, { count, dims, storage, step }) {
   const model = await Model.builtin({ device: "cpu" });
   const heap = async () => (await model.memory()).wasmHeapBytes;

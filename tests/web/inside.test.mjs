@@ -100,7 +100,10 @@ function halves(file) {
   };
 }
 
-/** The weights of a head of a tiny model's first layer, `[T, T]`, by definition: 64 columns, heads of 16 that are turned by halves. */
+/**
+ * Attention weights of a head in a tiny model's first layer, `[T, T]`, by definition: 64 columns, heads of 16 with
+ * half-style RoPE.
+ */
 function defined({ theta, scale, cap, window, one, factor }, tensor, ids, head) {
   const of = (name) => tensor(`model.layers.0.${name}`);
   const [embedding, norm] = [tensor("model.embed_tokens.weight"), of("input_layernorm.weight")];

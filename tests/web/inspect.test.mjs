@@ -17,12 +17,12 @@ const digest = sha256(stories);
 const unlicensed = Buffer.from(stories);
 unlicensed.write("general.licence", unlicensed.indexOf("general.license"));
 const limited = { timeout: 120_000 };
-/** By place: a large file with its address, and the address of a model whose adapter is not there. */
+/** By place: a large file with its address, and the address of a model with a missing adapter. */
 const bigs = {};
 const adapterless = {};
 const inChromium = (name, run, given, check) => test(`Chromium: ${name}`, limited, async () => check(await places.Chromium(run, given())));
 
-/** What everything is loaded by, and with which context. */
+/** Device and context of all loads. */
 const SOURCES = () => {
   const at = (path) => server.url(path);
   return [
@@ -199,7 +199,7 @@ test("Node: without a storage nothing is kept, and asking is no error", limited,
   assert.deepEqual(told, { cached: [], removed: false, prefetch: "storage", blob: "option" });
 });
 
-/** A hub on the tests' server. Its file does not say its licence. */
+/** A hub on the tests' server. Its file does not state its licence. */
 function publish() {
   const stories = Buffer.from(unlicensed);
   const digest = sha256(stories);

@@ -17,7 +17,7 @@ const [reference] = cases;
 // Both compile shaders by the same wgpu, for a minute and a half on a software GPU.
 const gpuPlaces = oneOf(["Firefox", "Deno"]);
 
-/** Runs in the place: the ids that follow each prompt, with what runs the model. */
+/** Runs in the place: the ids after each prompt, and the model's device. */
 async function continueAll({ Model }, { device, cases }) {
   const notices = [];
   const model = await Model.builtin({ device, onNotice: ({ code }) => notices.push(code) });
@@ -32,7 +32,7 @@ async function continueAll({ Model }, { device, cases }) {
   return { on, notices, continuations };
 }
 
-/** Runs in the place: what a program does with a model besides reading to the end. */
+/** Runs in the place: a program's typical calls besides reading to the end. */
 async function useModel({ Model, TilewrightError }, { prompt }) {
   const model = await Model.builtin({ device: "cpu" });
   const ids = [...await model.tokenize(prompt)];
@@ -63,7 +63,7 @@ async function useModel({ Model, TilewrightError }, { prompt }) {
   return { ids, odd, roundTrip, text, untilStop, stopReason, samples, aborted, again, refused, together, tooMany, lookedUp, drawn, freed };
 }
 
-/** Runs in the place: vectors of texts, and which texts are nearest to each. */
+/** Runs in the place: vectors of texts, and the texts nearest to each. */
 async function embedAll({ Embedder, Index }, { source, device, texts }) {
   const embedder = await Embedder.load(source, { device });
   const ids = [];
@@ -83,8 +83,8 @@ function cosineDistance(a, b) {
 }
 
 /**
- * The tests of a place. `missing` says why it is not there, `open(server)` resolves with `{ run(run, given), source(name, files), close() }`:
- * `source` is a folder of files as the place can load it.
+ * The tests of a place. `missing` is the reason for its absence, `open(server)` resolves with `{ run(run, given),
+ * source(name, files), close() }`: `source` is a folder of files in a form that the place can load.
  */
 export function lane(name, { missing, open, devices }) {
   const options = { skip: missing ?? false, timeout: 300_000 };
@@ -152,7 +152,7 @@ export function lane(name, { missing, open, devices }) {
   });
 }
 
-/** A place for `lane` made of a browser with `evaluate(url, run, ..given)`. */
+/** A place for `lane` from a browser with `evaluate(url, run, ..given)`. */
 export const browserPlace = (openBrowser) => async (server) => {
   const browser = await openBrowser();
   return {

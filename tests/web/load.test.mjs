@@ -31,7 +31,7 @@ after(async () => {
   await server?.stop();
 });
 
-/** Runs in a page: loads, generates a little, and tells all that was seen. */
+/** Runs in a page: loads, generates a little, and returns all observations. */
 async function loadHere({ source, options, abortAtBytes, prompt, count }) {
   const { Model, cache } = await import("/npm/index.js");
   const seen = { progress: [], notices: [], tokens: [] };
@@ -85,7 +85,7 @@ function assertLoaded(seen) {
   assert.deepEqual(seen.tokens, expected.slice(0, 16));
 }
 
-/** The load failed with this code, in a sentence, and left nothing behind. */
+/** Checks that the load failed with this code and a one-sentence message, and left nothing behind. */
 function assertRefused(seen, code, url) {
   assert.equal(seen.error?.code, code, JSON.stringify(seen.error));
   assert.equal(seen.error.name, "TilewrightError");
@@ -277,7 +277,7 @@ test("a new file on the server replaces the kept one", limited, async () => {
   assert.equal(entryOf(seen, url).size, bytes.length);
 });
 
-/** Runs in a page: changes bytes of every complete file that the cache stores, so far into it. */
+/** Runs in a page: changes bytes at this offset in every complete file in the cache. */
 async function damageCache(share) {
   const root = await (await navigator.storage.getDirectory()).getDirectoryHandle("tilewright");
   let damaged = 0;
@@ -375,7 +375,7 @@ test("a file's lock that another tab is just releasing is waited for", limited, 
   assert.equal(entryOf(seen, url)?.complete, true);
 });
 
-/** Runs in a worker before its scripts: has memory collected whenever a file was just told to open, and counts how often. */
+/** Runs in a worker before its scripts: collects garbage after each request to open a file, and counts how often. */
 function collectWhileOpening() {
   globalThis.collected = 0;
   const { prototype } = FileSystemFileHandle;

@@ -12,7 +12,7 @@ import { tinyEncoder } from "./tensors.mjs";
 const TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}";
 const messages = [{ role: "user", content: "Once upon a time there was a dragon." }];
 
-/** What the functions below are given: the client's modules, and a model with a template. */
+/** Arguments of the functions below: the client's modules, and a model with a template. */
 const given = (more = {}) => (place) => ({
   openai: place === "Chromium" ? "/openai" : pathToFileURL(join(repository, "npm/node_modules/openai")).href,
   file: withTemplate(TEMPLATE).toString("base64"),
@@ -23,8 +23,9 @@ const given = (more = {}) => (place) => ({
 });
 
 /**
- * Prefixed to each function, since functions travel to pages as their source: both clients over a model `story`, with its generations, and what
- * OpenAI's client has sent. `others` are further models, `changed` options that generations have whatever a request says.
+ * Prefix of each function, because functions reach pages as source: both clients over a model `story`, its
+ * generations, and the requests of OpenAI's client. `others` are further models, `changed` options that override every
+ * request's.
  */
 async function open({ Model, createClient }, { openai, file, names }, { others = {}, changed = {} } = {}) {
   if (names !== undefined) {

@@ -40,7 +40,7 @@ const waitFor = (page, wanted) =>
   page.waitForFunction((wanted) => document.documentElement.dataset.state === wanted, wanted);
 const answers = (page) => page.locator("#output .message[data-role=assistant]");
 
-/** Runs in a page before its scripts: writes down the states that it goes through, however short they are. */
+/** Runs in a page before its scripts: records all its states, however short. */
 function recordStates() {
   globalThis.states = [];
   new MutationObserver(() => states.push(document.documentElement.dataset.state)).observe(document, {
@@ -48,7 +48,9 @@ function recordStates() {
   });
 }
 
-/** Runs in a page before its scripts: writes down what only the worker should do, compiling, computing and downloading. */
+/**
+ * Runs in a page before its scripts: records work that only the worker may do: compiling, computing and downloading.
+ */
 function recordHeavyWork() {
   globalThis.heavyWork = [];
   const watch = (holder, name) => {
@@ -62,7 +64,7 @@ function recordHeavyWork() {
   watch(globalThis, "fetch");
 }
 
-/** Runs in a page: counts its frames, and from then on how often and how many characters are drawn of messages. */
+/** Runs in a page: counts its frames, and from then on the updates and characters drawn in messages. */
 function countDrawing() {
   globalThis.drawing = { frames: 0, draws: 0, characters: 0 };
   const frame = () => {
@@ -79,7 +81,7 @@ function countDrawing() {
   }).observe(document.getElementById("output"), { subtree: true, childList: true, characterData: true, characterDataOldValue: true });
 }
 
-/** Does something, and waits until the page has gone through the first state and stays in the last. */
+/** Performs an action, and waits until the page has passed through the first state and stays in the last. */
 async function through(page, first, last, action) {
   await page.evaluate(() => (states.length = 0));
   await action();
@@ -90,7 +92,10 @@ async function through(page, first, last, action) {
   assert.equal(await state(page), last, await page.locator("#error-text").textContent());
 }
 
-/** Opens the page, with functions that run before its scripts, and waits until the built-in model is there: no last model is known. */
+/**
+ * Opens the page, with functions that run before its scripts, and waits for the built-in model: there is no last
+ * model.
+ */
 async function openDemo(browser = chromium, ...scripts) {
   const page = await browser.open(`${server.origin}/blank.html`);
   await page.evaluate(() => localStorage.removeItem("tilewright.last"));
@@ -129,13 +134,13 @@ async function send(page, text) {
   await page.click("#send");
 }
 
-/** What the page says of a download that is stored. */
+/** The page's text about a stored download. */
 const storedRow = (page, url) => page.locator(`#cache-list li[title="${url}"]`);
 
 /** Sends a prompt and waits for the whole answer. */
 const ask = (page, text) => through(page, "generating", "ready", () => send(page, text));
 
-/** Loads the model on the software adapter, which is slow enough for a person to press a key meanwhile. */
+/** Loads the model on the software adapter, which is slow enough for a keypress meanwhile. */
 async function slowDown(page) {
   await set(page, "maxTokens", "450");
   await set(page, "device", "gpu");
@@ -223,7 +228,7 @@ test("the Enter that chooses a word of an input method sends nothing, in Safari 
   await close(page);
 });
 
-/** Runs in a page before its scripts: writes down when workers begin and end. */
+/** Runs in a page before its scripts: records when workers start and end. */
 function recordWorkers() {
   globalThis.workers = [];
   globalThis.Worker = class extends Worker {
@@ -419,7 +424,7 @@ test("after one visit the page, its model and a kept model work without a networ
 
 const built = (name) => readFileSync(join(repository, "www/dist", name), "utf8");
 
-/** Scripts of the page that tell which version they are of. */
+/** Scripts of the page that identify their version. */
 const MARKED = ["main.js", "tilewright/index.js", /from"\.\/(chunk-[^"]+)"/.exec(built("main.js"))[1]];
 
 /** Puts another version of the page on the server. */
@@ -428,15 +433,15 @@ function publishVersion(version) {
   for (const name of MARKED) server.besidePage.set(name, `(globalThis.versions ??= {})["${name}"] = "${version}";\n${built(name)}`);
 }
 
-/** Which version the page is of, and its scripts. */
+/** The page's version, and its scripts'. */
 const versionsOf = (page) => page.evaluate((marked) => [document.documentElement.dataset.version, ...marked.map((name) => globalThis.versions?.[name])], MARKED);
 
-/** Waits until a function in the page resolves with something true; `waitForFunction` does not wait for what is asynchronous. */
+/** Waits until an async function in the page resolves to a truthy value; `waitForFunction` does not await promises. */
 async function until(page, condition, given) {
   while (!await page.evaluate(condition, given)) await page.waitForTimeout(50);
 }
 
-/** Waits until the service worker has kept a version as a whole. */
+/** Waits until the service worker has cached a complete version. */
 const waitUntilKept = (page, version) => until(page, async (version) =>
   await (await caches.match(new URL("./newest", location.href).href, { cacheName: "tilewright-versions" }))?.text() === version, version);
 

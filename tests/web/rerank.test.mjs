@@ -17,7 +17,7 @@ const queries = (name) => [...new Set(tiny[name].pairs.map(({ a }) => a))].map((
   return { query, documents: pairs.map(({ b }) => b), logits: pairs.map(({ logit }) => logit), scores: pairs.map(({ score }) => score) };
 });
 
-/** Runs in a page and in Node: scores of all pairs, as the model has them and by the other function. */
+/** Runs in a page and in Node: scores of all pairs, with the model's default and with the other function. */
 async function rerankAll({ Reranker }, { source, device, asked, sigmoid }) {
   const outcome = { own: [], other: [], progress: [] };
   const own = await Reranker.load(source, { device, cache: false });

@@ -36,13 +36,13 @@ after(async () => {
 
 const waitFor = (page, wanted) => page.waitForFunction((wanted) => document.documentElement.dataset.search === wanted, wanted);
 
-/** Writes down the states that the search goes through. */
+/** Records the states of the search. */
 function recordStates() {
   globalThis.states = [];
   new MutationObserver(() => states.push(document.documentElement.dataset.search)).observe(document, { subtree: true, attributes: true, attributeFilter: ["data-search"] });
 }
 
-/** Runs in a page: does something with a record of what is kept. */
+/** Runs in a page: changes a saved record. */
 async function change([key, what]) {
   const database = await new Promise((resolve, reject) => {
     const request = indexedDB.open("tilewright-search");
@@ -97,7 +97,7 @@ async function addTexts(page, texts = PASSAGES) {
   await page.waitForFunction(() => !/searchable|none/.test(document.querySelector("#texts-summary").textContent));
 }
 
-/** Waits until the vectors of so many passages are kept. */
+/** Waits until the vectors of this many passages are saved. */
 async function untilKept(page, nDone) {
   for (;;) {
     const record = await page.evaluate(change, ["vectors", undefined]).catch(() => undefined);
@@ -106,7 +106,7 @@ async function untilKept(page, nDone) {
   }
 }
 
-/** Opens the page again, and waits for its encoder and texts. */
+/** Reopens the page, and waits for its encoder and texts. */
 async function again(page) {
   await page.reload();
   await waitFor(page, "ready");

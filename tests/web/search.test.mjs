@@ -36,7 +36,7 @@ function withEncoder(name, run) {
   test(name, { ...limited, skip: lacksData("minilm-l6-v2") }, run);
 }
 
-/** Opens the search: as on a first visit, or with what the page keeps. */
+/** Opens the search: as on a first visit, or with saved data. */
 async function openSearch({ isFirstVisit = true } = {}) {
   const page = await chromium.open(`${server.origin}/blank.html`);
   if (isFirstVisit) await forget(page);
@@ -48,7 +48,7 @@ async function openSearch({ isFirstVisit = true } = {}) {
   return page;
 }
 
-/** Deletes what the page keeps besides models. */
+/** Deletes the page's data except models. */
 const forget = (page) => page.evaluate(() => new Promise((resolve, reject) => {
   localStorage.clear();
   const request = indexedDB.deleteDatabase("tilewright-search");
@@ -70,7 +70,7 @@ async function loadEncoder(page) {
   await page.waitForFunction(() => document.documentElement.dataset.search !== "loading");
 }
 
-/** Types a query and waits for the results of all of it. */
+/** Types a query and waits for complete results. */
 async function search(page, query) {
   await page.fill("#query", query);
   await page.waitForFunction((query) => document.querySelector("#results").dataset.query === query, query);
@@ -85,7 +85,7 @@ Share prices fell sharply after the bank raised its rates.
 
 Boil the noodles for nine minutes in salted water.`;
 
-/** A text whose passages are all different. */
+/** A text with distinct passages. */
 const manyPassages = (n) => Array.from({ length: n }, (_, i) => `Passage number ${i} is about ${i * 37} things that happened on one day, one after the other.`).join("\n\n");
 
 withEncoder("pasted text is found by meaning as one types, with scores, context and marked words", async () => {
@@ -225,7 +225,7 @@ withEncoder("an encoder's folder can be dropped and picked, with the folders of 
   await close(page);
 });
 
-/** A random mixture of logits over vectors of MiniLM's length: two components of eight numbers for each, and a gate. */
+/** A random mixture of logits over vectors of MiniLM's length: two components of eight numbers each, and a gate. */
 function randomMixture(metadata, dims = 384) {
   const [components, size, hidden] = [2, 8, 4];
   const pairs = components ** 2;

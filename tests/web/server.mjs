@@ -30,16 +30,16 @@ import { requestedRange, serveFile, typeOf } from "../../scripts/static-server.m
 
 export const repository = fileURLToPath(new URL("../..", import.meta.url));
 
-/** Folders that may hold test data: what is committed, what `scripts/test-data` fetched, and what TILEWRIGHT_DATA names. */
+/** Folders of test data: committed files, files fetched by `scripts/test-data`, and TILEWRIGHT_DATA. */
 const dataRoots = [
   join(repository, "tests/data"), join(repository, "target/test-data"),
   process.env.TILEWRIGHT_DATA ?? join(repository, "../shared/data"),
 ];
 
-/** Where a set of test data is, or a file of one: in the first folder that has it. Undefined where none has. */
+/** Path of a set of test data, or of a file in one, in the first folder that has it; undefined if none has. */
 export const dataPath = (name) => dataRoots.map((root) => join(root, name)).find(existsSync);
 
-/** Why a test without its data is skipped, as the option `skip` of `test` wants it: false if all sets are there. */
+/** The reason to skip a test without its data, for the option `skip` of `test`: false if all sets are available. */
 export function lacksData(...sets) {
   const missing = sets.find((name) => !dataPath(name));
   return missing !== undefined && `no test data ${missing} (scripts/test-data fetches some; TILEWRIGHT_DATA may name a folder)`;
@@ -48,7 +48,7 @@ export function lacksData(...sets) {
 const CHUNK = 64 * 1024;
 const BLANK = '<!doctype html><html lang="en"><title>blank</title><link rel="icon" href="data:,">';
 
-/** A file on disk as something to download. */
+/** A downloadable file on disk. */
 async function fileOnDisk(path) {
   const info = await stat(path).catch(() => undefined);
   if (!info?.isFile()) return undefined;
@@ -71,7 +71,7 @@ async function fileOnDisk(path) {
   };
 }
 
-/** Bytes in memory as something to download. */
+/** Downloadable bytes in memory. */
 export function bytesInMemory(bytes, type = "application/octet-stream") {
   return {
     size: bytes.length,
@@ -83,7 +83,7 @@ export function bytesInMemory(bytes, type = "application/octet-stream") {
   };
 }
 
-/** Waits until a response takes more, or nobody reads it any longer. */
+/** Waits until a response accepts more data or is closed. */
 function drained(response) {
   return new Promise((resolve) => {
     const done = () => {
@@ -97,16 +97,16 @@ function drained(response) {
 }
 
 class Server {
-  /** Downloads that were answered: `{ path, method, range, status, sent }`, `path` with its query. */
+  /** Answered downloads: `{ path, method, range, status, sent }`, `path` with its query. */
   log = [];
-  /** What `/files/NAME` gives: `{ size, etag, type, read(start, end) }`. */
+  /** Contents of `/files/NAME`: `{ size, etag, type, read(start, end) }`. */
   files = new Map();
   /**
-   * What `/www/NAME` gives in the place of what was built, with the type of a built file of that name; `null`: nothing. A function answers
-   * itself: `(request, response) => ..`.
+   * Contents of `/www/NAME` that replace a built file, with the type of a built file of that name; `null`: absent. A
+   * function responds itself: `(request, response) => ..`.
    */
   besidePage = new Map();
-  /** While true, downloads are refused like by a machine that is off the network. */
+  /** While true, downloads fail as if the machine were offline. */
   isDown = false;
 
   #answers = new Map();
@@ -142,19 +142,19 @@ class Server {
     }
   }
 
-  /** The address of a path, with a query that no other address has, so that caches and logs are separate. */
+  /** The address of a path with a unique query, so that caches and logs are separate. */
   url(path, fault = {}, origin = this.origin) {
     const query = new URLSearchParams({ ...fault, id: String(++this.#ids) });
     return `${origin}/${path}?${query}`;
   }
 
-  /** The logged answers to one address; HEAD requests only if asked for. */
+  /** The logged responses for one address; HEAD requests only on request. */
   requests(url, method = "GET") {
     const { pathname, search } = new URL(url);
     return this.log.filter((entry) => entry.path === pathname + search && entry.method === method);
   }
 
-  /** Bytes that were sent in answer to one address. */
+  /** Bytes sent in responses for one address. */
   sent(url) {
     return this.requests(url).reduce((sum, entry) => sum + entry.sent, 0);
   }

@@ -17,7 +17,7 @@ function otherModel() {
   return other;
 }
 
-/** Runs in a page: what a conversation comes to, and what is kept afterwards. */
+/** Runs in a page: a conversation's result, and the data saved afterwards. */
 async function converse({ Model, sessions }, { file, messages, load, options, save, clear }) {
   if (clear) await sessions.clear();
   const notices = [];
@@ -32,7 +32,7 @@ async function converse({ Model, sessions }, { file, messages, load, options, sa
 
 const inNewPage = (given) => places.Chromium(converse, { file: file.toString("base64"), messages: MESSAGES, ...given });
 
-/** Runs in a page: changes the bytes of the only kept session, and the record to what is given. */
+/** Runs in a page: replaces the bytes and the record of the only saved session. */
 async function harm(_, { bytes, sha256 }) {
   const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("tilewright-sessions");
   for await (const [name, handle] of folder.entries()) {

@@ -11,10 +11,10 @@ import { pathToFileURL } from "node:url";
 import { openBrowser } from "./browser.mjs";
 import { repository, startServer } from "./server.mjs";
 
-/** Dawn crashes when its instance is collected before its adapters. */
+/** Dawn crashes if its instance is collected before its adapters. */
 let dawnInstance;
 
-/** Runs in a page and in Node: compiles sources for an adapter, and makes a pipeline of every `stride`th. */
+/** Runs in a page and in Node: compiles sources for an adapter, and creates a pipeline from every `stride`th. */
 async function compileAll(adapter, variants, stride) {
   const available = ["shader-f16", "subgroups"].filter((name) => adapter.features.has(name));
   const device = await adapter.requestDevice({ requiredFeatures: available });

@@ -13,7 +13,7 @@ const [reference] = JSON.parse(readFileSync(join(repository, "tests/data/builtin
 const LOAD = { device: "cpu", cache: false, shared: true };
 const limited = { timeout: 120_000 };
 
-/** Waits until something is so. */
+/** Waits for a condition. */
 async function until(isSo) {
   while (!await isSo()) await new Promise((resolve) => setTimeout(resolve, 20));
 }
@@ -29,7 +29,7 @@ async function tabWith(address, options = {}) {
   return page;
 }
 
-/** In a tab: what a generation gives. */
+/** In a tab: a generation's result. */
 const generated = (page, prompt, options) => page.evaluate(async ([prompt, options]) => {
   const generation = globalThis.model.generate(prompt, options);
   const ids = [];
@@ -174,7 +174,7 @@ test("tabs: a page that has no locks has a model of its own, and is told", limit
   assert.ok(reference.greedy_text.startsWith(seen.text) && seen.text !== "");
 });
 
-/** Runs in a place: models, an encoder and an index in one worker, then each by itself. */
+/** Runs in a place: models, an encoder and an index in one worker, then each alone. */
 async function together({ Model, Embedder, Index }, { device, encoder, ids, lose }) {
   const options = { temperature: 0, maxTokens: 12, ignoreEos: true };
   const texts = ["the old engine", "a river in the rain", "the cat"];

@@ -40,7 +40,7 @@ async function open(search = "", ...scripts) {
   return page;
 }
 
-/** Answers for Hugging Face: one repository with the story model, and nothing else. */
+/** Responses for Hugging Face: one repository with the story model, and nothing else. */
 async function routeHub(page) {
   const asked = [];
   await page.context().route("https://huggingface.co/**", (route) => {
@@ -150,7 +150,7 @@ test("a link chooses a model and fills the prompt in; a bad one is told in a sen
   assert.deepEqual(server.requests(secret), []);
 });
 
-/** Types an address, and waits until it is loaded. */
+/** Types an address, and waits until it has loaded. */
 async function load(page, url) {
   await page.fill("#model-url", url);
   await page.click("#model-url-load");

@@ -102,7 +102,7 @@ everywhere(
   (place) => ({ source: `${published(place, "again", { "stories.gguf": stories })}stories.gguf`, place, bytes: stories.toString("base64") }),
 );
 
-/** Tiny models by what they leave in the file: tables of tokens alone, or layers as well where there is less memory. */
+/** Tiny models by their offloaded parts: token tables only, or with less memory layers too. */
 const SHARES = [["gemma4", 1], ["gemma4", 0.7], ["gpt-oss", 1], ["gpt-oss", 0.7], ["granite-hybrid", 0.7], ["lfm2-moe", 0.7], ["qwen35-moe", 0.9], ["gemma3", 0.5]];
 
 test("Node: models of all kinds choose the same tokens with a part of them in their files", { timeout: 120_000 }, async () => {
@@ -135,7 +135,7 @@ test("Node: models of all kinds choose the same tokens with a part of them in th
   });
 });
 
-/** Files of a mixture with random weights: eight layers of 32 experts, of which a token takes two. */
+/** Files of a mixture with random weights: eight layers of 32 experts, two per token. */
 function mixture() {
   const [dim, hidden, layers, experts, vocab] = [64, 32, 8, 32, 256];
   const config = {

@@ -6,12 +6,12 @@ import { join } from "node:path";
 import { repository } from "./server.mjs";
 
 const stories = readFileSync(join(repository, "assets/stories.gguf"));
-/** Types of tokens, as GGUF files number them. */
+/** Token types, as numbered in GGUF files. */
 const TYPES = { normal: 1, control: 3, userDefined: 4 };
 
 /**
- * The story model with a chat template put in front of its other keys, padded so that the weights keep their alignment. `marks` become
- * tokens of the type `kind`, in the place of the longest words of the vocabulary.
+ * The story model with a chat template before its other keys, padded so that the weights stay aligned. `marks` become
+ * tokens of the type `kind`, replacing the longest words of the vocabulary.
  */
 export function withTemplate(template, marks = [], kind = "control") {
   const rest = renamed(stories.subarray(24), marks, TYPES[kind]);
@@ -30,10 +30,10 @@ export function withTemplate(template, marks = [], kind = "control") {
   return Buffer.concat([start, entry, padded, rest]);
 }
 
-/** The token that is the mark with this number, in a file of `withTemplate`. */
+/** The mark's token by number, in a file of `withTemplate`. */
 export const markId = (at) => readVocabulary(stories).words[at];
 
-/** The tokens, where they begin and end, where their types begin, and ids of words, the longest first. */
+/** The tokens with their offsets, the offset of their types, and ids of words, longest first. */
 function readVocabulary(bytes) {
   const [begin, n] = arrayAt(bytes, "tokenizer.ggml.tokens");
   const tokens = [];
@@ -49,7 +49,7 @@ function readVocabulary(bytes) {
   return { tokens, begin, end, typesAt, words };
 }
 
-/** A file's keys, and what follows them, with tokens renamed and their types changed. */
+/** A file's keys and the rest, with tokens renamed and their types changed. */
 function renamed(bytes, marks, type) {
   if (marks.length === 0) return bytes;
   const { tokens, begin, end, typesAt, words } = readVocabulary(bytes);
@@ -66,7 +66,7 @@ function renamed(bytes, marks, type) {
   return Buffer.concat([changed.subarray(0, begin), ...written, changed.subarray(end)]);
 }
 
-/** Where the elements of an array begin, and how many they are. */
+/** Offset of an array's elements, and their number. */
 function arrayAt(bytes, key) {
   // The key, its value's type, the elements' type, and their number.
   const at = bytes.indexOf(key) + key.length + 8;

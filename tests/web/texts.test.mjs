@@ -15,7 +15,7 @@ const limited = { timeout: 300_000 };
 
 const N_TOKENS = 10;
 const greedy = { temperature: 0, maxTokens: N_TOKENS, ignoreEos: true };
-/** Prompts with options: two that take the likeliest tokens, with what is known of them, two that draw, one with penalties. */
+/** Prompts with options: two greedy with log-probabilities, two sampled, one with penalties. */
 const TEXTS = [
   ...cases.slice(0, 2).map(({ ids, greedy_ids: known }) => ({ prompt: ids, options: greedy, known: known.slice(0, N_TOKENS) })),
   ...[1, 2].map((seed) => ({ prompt: "Once upon a time", options: { ...greedy, temperature: 1, seed } })),
@@ -29,7 +29,7 @@ async function tokensOf(generation) {
   return tokens;
 }
 
-/** What a call is refused with. */
+/** A call's error. */
 const refusal = (promise) => promise.then(() => "nothing", (error) => [error instanceof TilewrightError, error.code]);
 
 // With an empty cache, Mesa's driver takes over a minute of CPU time to compile an engine's shaders from Dawn.

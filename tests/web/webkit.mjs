@@ -12,13 +12,13 @@ const DRIVER = "/usr/bin/WebKitWebDriver";
 const SCREEN = "/usr/bin/Xvfb";
 const BROWSER = [process.env.MINIBROWSER, ...browsers()].find((path) => path && existsSync(path));
 
-/** Debian has the program in a folder of the library, below one of the machine's kind. */
+/** Debian installs the program in the library's folder, below one for the architecture. */
 function browsers() {
   const kinds = existsSync("/usr/lib") ? readdirSync("/usr/lib").filter((name) => name.endsWith("-linux-gnu")) : [];
   return kinds.flatMap((kind) => ["webkit2gtk-4.1", "webkitgtk-6.0", "webkit2gtk-4.0"].map((folder) => join("/usr/lib", kind, folder, "MiniBrowser")));
 }
 
-/** Why there is no WebKit here; undefined if there is one. */
+/** Why there is no WebKit; undefined if there is one. */
 export const missingWebKit = existsSync(DRIVER) && existsSync(SCREEN) && BROWSER !== undefined ? undefined
   : "WebKit is not installed (Debian: webkit2gtk-driver and xvfb)";
 
