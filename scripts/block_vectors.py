@@ -18,7 +18,7 @@ import tempfile
 
 import quantize_vectors
 
-# Elements and bytes of a block, places of f16 numbers, blocks.
+# Elements and bytes per block, offsets of f16 numbers, blocks.
 TYPES = {
     "Q4_0": (32, 18, [0], 16),
     "Q4_1": (32, 20, [0, 2], 16),
@@ -54,7 +54,7 @@ def half(rng):
 
 
 def put_index(name, block, i, entry):
-    """Makes group `i` of a super-block one of codebook entry `entry`."""
+    """Sets group `i` of a super-block to codebook entry `entry`."""
     if name in ("IQ3_S", "IQ3_XXS"):
         block[2 + i] = entry & 255
         if name == "IQ3_S":

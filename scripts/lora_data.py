@@ -28,10 +28,10 @@ OUT = ROOT / "tiny-random-lora"
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 N_TOKENS = 13
 
-# Folder, model, what the adapter is.
+# Folder, model, adapter.
 ADAPTERS = [
     ("llama3-rope", "llama3-rope", dict(r=4, lora_alpha=10, target_modules=ALL)),
-    # Of some matrices, with ranks and alphas of their own, by rank-stabilised scaling.
+    # Some matrices, with their own ranks and alphas, rank-stabilised.
     (
         "llama3-rope-rs",
         "llama3-rope",
@@ -50,7 +50,7 @@ ADAPTERS = [
     ("phi3", "phi3", dict(r=4, lora_alpha=4, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"])),
 ]
 
-# Names of modules in GGUF.
+# GGUF names of modules.
 NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -63,7 +63,7 @@ NAMES = {
 
 
 def randomise(model, seed):
-    """Fills both factors; PEFT begins with second ones of zero."""
+    """Fills both factors; PEFT initialises the second ones to zero."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
         if "lora_" in name:
@@ -82,13 +82,13 @@ def references(path, model, ids):
 
 
 def permuted(rows, n_heads):
-    """llama.cpp's order of rows of queries and keys."""
+    """llama.cpp's row order of queries and keys."""
     halves = rows.reshape(n_heads, 2, rows.shape[0] // n_heads // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
 def write_gguf(path, tensors, alpha, config, first_type):
-    """Writes factors by modules' names and returns the first ones as they are after rounding."""
+    """Writes factors by module names and returns the rounded first ones."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")

@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of the network; every one that ends up as a matrix side is a multiple of 32, the Q8_0 block."""
+    """Sizes of the network; all sides of matrices are multiples of 32, the Q8_0 block."""
 
     vocab_size: int = 1024
     dim: int = 128
@@ -112,7 +112,7 @@ def adamw_step(params, moments, grads, lr, step, beta1=0.9, beta2=0.98, eps=1e-9
         m = beta1 * moments[name][0] + (1 - beta1) * g
         v = beta2 * moments[name][1] + (1 - beta2) * g * g
         update = m / (1 - beta1**step) / (jnp.sqrt(v / (1 - beta2**step)) + eps)
-        if p.ndim == 2:  # norms are not decayed
+        if p.ndim == 2:  # no decay for norms
             update = update + decay * p
         new_params[name], new_moments[name] = p - lr * update, (m, v)
     return new_params, new_moments
