@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes tests/data/quant-vectors/more.safetensors: random blocks of every quantised GGML type, and what they stand for.
+"""Writes tests/data/quant-vectors/more.safetensors: random blocks of every quantised GGML type, and their values.
 
     scripts/block_vectors.py LLAMA_CPP [OUT]
 
-LLAMA_CPP is as for `quantize_vectors.py`, whose way of compiling `ggml-quants.c` this uses: its `dequantize_row_*` make the
-values. `<T>.blocks` is U8 [blocks, bytes], `<T>.values` F32 [blocks, elements]. Every entry of every codebook occurs; f16
-scales are finite, every fifth zero or subnormal.
+LLAMA_CPP is as for `quantize_vectors.py`, whose build of `ggml-quants.c` this uses: its `dequantize_row_*` compute the
+values. `<T>.blocks` is U8 [blocks, bytes], `<T>.values` F32 [blocks, elements]. Every entry of every codebook occurs;
+f16 scales are finite, every fifth zero or subnormal.
 """
 
 import ctypes

@@ -6,9 +6,9 @@
     venv/bin/python scripts/chat_reference.py        # writes tests/data/chat/{cases,real}.json
     venv/bin/python scripts/chat_reference.py Qwen-Qwen3-0.6B parallel        # prints one text
 
-`cases.json` has templates of our own, each for a part of the language, with the texts that they render to. `real.json` has
-conversations and, for each template of a model and each conversation, how long the text is and how its SHA-256 begins, or
-that the template refuses: templates of models are not ours to copy.
+`cases.json` has our own templates, each for a part of the language, with their rendered texts. `real.json` has
+conversations and, for each model's template and conversation, the text's length and the start of its SHA-256, or that
+the template refuses: models' templates are not ours to copy.
 """
 
 import datetime

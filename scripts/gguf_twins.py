@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""GGUF files with the numbers of tiny random models, as llama.cpp's converter lays them out.
+"""GGUF files of tiny random models, in the layout of llama.cpp's converter.
 
     scripts/gguf_twins.py [NAME..]          writes model-bf16.gguf beside each model.safetensors, and model-mxfp4.gguf
-    scripts/gguf_twins.py --check [NAME..]  compares llama.cpp's logits with the references, of files expanded to F32
+    scripts/gguf_twins.py --check [NAME..]  compares llama.cpp's logits for files expanded to F32 with the references
 
-Names of keys and tensors are those of PyPI's `gguf`; what is permuted, added to and split follows the converter's sources
-(`conversion/` of llama.cpp): rows of queries and keys interleaved for ministral3, value heads of Qwen3.5 by turns rather
-than grouped, its norms with the one added, `A_log` as `-exp`, experts stacked, gates and ups apart, Gemma 4's frequencies as
-`rope_freqs.weight`. Matrices are BF16, as they were; what the converter keeps in F32 is F32. There is no vocabulary.
+Names of keys and tensors come from PyPI's `gguf`; permutations, offsets and splits follow the converter's sources
+(`conversion/` of llama.cpp): interleaved rows of queries and keys for ministral3, Qwen3.5's value heads alternating
+instead of grouped, its norms with the one added, `A_log` as `-exp`, stacked experts, separate gates and ups, Gemma 4's
+frequencies as `rope_freqs.weight`. Matrices stay BF16; tensors that the converter keeps in F32 are F32. There is no
+vocabulary.
 
-Needs NumPy and gguf, and for `--check` cyllama, which brings a built llama.cpp. See tests/data/README.md for what
-agreed.
+Needs NumPy and gguf, and for `--check` cyllama, which includes a built llama.cpp. tests/data/README.md lists the
+agreement.
 """
 import json
 import struct

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Makes tests/data/tiny-random-lora: LoRA adapters of tiny random models, and the logits that PEFT computes with them.
 
-Each folder is an adapter as PEFT saves it. `refs.safetensors` in it has the ids of a text and the logits of all positions,
-computed in float64 by PEFT on the model of tests/data/tiny-random that the folder is named after. Beside two of them stands
-the same adapter as a GGUF file, with the keys, names and order of rows of llama.cpp's convert_lora_to_gguf.py; in one the
-first factors are Q8_0, and its references are those of the rounded ones.
+Each folder is an adapter as saved by PEFT. Its `refs.safetensors` has the ids of a text and the logits of all
+positions, computed in float64 by PEFT on the model of tests/data/tiny-random with the folder's name. Two of them also
+have the adapter as a GGUF file, with the keys, names and row order of llama.cpp's convert_lora_to_gguf.py; in one the
+first factors are Q8_0, and its references use the rounded ones.
 
     python3 -m venv /tmp/lora && /tmp/lora/bin/pip install peft==0.21.2 transformers==5.24.0 torch gguf safetensors
     /tmp/lora/bin/python scripts/lora_data.py

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Writes tests/data/quantize/vectors.safetensors: what llama.cpp makes of given rows, for each type.
+"""Writes tests/data/quantize/vectors.safetensors: llama.cpp's quantised rows for each type.
 
     scripts/quantize_vectors.py LLAMA_CPP [OUT]
 
-LLAMA_CPP is a source tree of llama.cpp; the crate `llama-cpp-sys-2` has one in its folder `llama.cpp` (the file here is
-made with 0.1.161). Its `ggml-quants.c` and `ggml.c` are compiled with `cc`, for plain x86-64 as llama.cpp compiles
-them: without fused multiplications, which would round otherwise.
+LLAMA_CPP is a source tree of llama.cpp; the crate `llama-cpp-sys-2` has one in its folder `llama.cpp` (the
+file here is from 0.1.161). Its `ggml-quants.c` and `ggml.c` are compiled with `cc`, for plain x86-64 as by llama.cpp:
+without fused multiply-adds, which round differently.
 
-The rows come from a formula, which `tests/quantize.rs` repeats, so only results are kept: `<type>.plain`, and
-`<type>.important` with an importance matrix where the type uses one. Each has ROWS rows of 512 values.
+`tests/quantize.rs` repeats the formula for the rows, so only results are stored: `<type>.plain`, and
+`<type>.important` with an importance matrix if the type uses one. Each has ROWS rows of 512 values.
 """
 
 import ctypes

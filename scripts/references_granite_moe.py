@@ -3,9 +3,9 @@
 
     scripts/references_granite_moe.py       writes config.json, model.safetensors and refs.safetensors
 
-in tests/data/tiny-random/granite-moe. Granite 3 with experts (GraniteMoeForCausalLM): Llama with four factors, whose
-experts are chosen by a softmax over the chosen alone. Weights are BF16. `scripts/gguf_twins.py --check granite-moe` compares
-llama.cpp with the references. Needs NumPy.
+in tests/data/tiny-random/granite-moe. Granite 3 with experts (GraniteMoeForCausalLM): Llama with four scale
+factors, and experts weighted by a softmax over the selected ones. Weights are BF16. `scripts/gguf_twins.py --check
+granite-moe` compares llama.cpp with the references. Needs NumPy.
 """
 import json
 

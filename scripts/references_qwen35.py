@@ -3,9 +3,9 @@
 
     scripts/references_qwen35.py [FOLDER]      writes refs_f64.safetensors beside refs.safetensors
 
-The references beside the model were computed in float32. This model divides short vectors by their lengths: one
-rounding of its projections moves logits by 1e-4, and the float32 references are off by 8e-5 themselves. So they are
-computed here again, with all that is not logits copied. Needs NumPy.
+The references beside the model are in float32. This model divides short vectors by their lengths: a single rounding of
+its projections changes logits by 1e-4, and the float32 references are off by 8e-5 themselves. So this recomputes the
+logits and copies the rest. Needs NumPy.
 """
 import json
 import struct

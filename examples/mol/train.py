@@ -2,9 +2,10 @@
 
     python examples/mol/train.py        # numpy alone; writes mol.safetensors beside this file
 
-The world: items have hidden tastes, users have several interests, and a click is drawn by the best match of any interest
-with an item. A single dot product cannot express "any of", a mixture can. The model sees users and items as vectors of 36
-and 16 numbers. Sampled softmax with in-batch negatives, Adam, one seed: the same file each time on one version of numpy.
+The world: items have hidden tastes, users have several interests, and a click is drawn by the best match of any
+interest with an item. A single dot product cannot express "any of", a mixture can. The model sees users and items as
+vectors of 36 and 16 numbers. Sampled softmax with in-batch negatives, Adam, one seed: the same file each time on one
+version of numpy.
 """
 
 import json

@@ -128,7 +128,7 @@ def _wait(process):
 
 
 def with_lists(table):
-    """The table with vectors as variable-size lists: pyarrow cannot read Parquet files with nulls in fixed-size lists."""
+    """The table with variable-size lists: pyarrow cannot read Parquet files with nulls in fixed-size lists."""
     at = table.schema.get_field_index("embedding")
     return table.set_column(at, "embedding", table.column(at).cast(pa.list_(pa.float32())))
 

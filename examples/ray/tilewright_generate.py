@@ -1,7 +1,7 @@
 """Answers the texts of Arrow tables with a `tilewright serve` process that lives as long as its worker.
 
-The server batches concurrent requests. A text's answer does not depend on its batch, and the process keeps no state. So a
-process that dies is restarted and given the unanswered texts, and a dead worker can be replaced.
+The server batches concurrent requests. A text's answer does not depend on its batch, and the process keeps no state.
+So a process that dies is restarted and given the unanswered texts, and a dead worker can be replaced.
 """
 
 import collections

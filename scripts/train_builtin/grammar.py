@@ -1,12 +1,12 @@
-"""A grammar of short children's stories: the only text that the built-in model ever reads.
+"""A grammar of short children's stories: the built-in model's only training text.
 
-A story is drawn in two steps. First its cast and props are fixed (who, where, which object, what goes wrong), then a
+A story is drawn in two steps. First its cast and props are fixed (who, where, which object, which problem), then a
 plot template is expanded around them, so a name, a pronoun or an object cannot change between the first sentence and
 the last. Templates are plain text with three marks:
 
-    [a|b|c]   one of the alternatives, which may nest; `[a|]` is an optional part
+    [a|b|c]   one of the alternatives, which can nest; `[a|]` is an optional part
     <rule>    a template from RULES
-    {slot}    a word or phrase that was fixed in the first step
+    {slot}    a word or phrase fixed in the first step
 
 `python grammar.py 5` prints five stories.
 """

@@ -1,7 +1,7 @@
 """The Llama forward pass, the loss and AdamW, in jax.
 
 Shapes: B sequences, T tokens, C model width, H heads, Hkv key/value heads, D head size, F feed-forward width,
-V vocabulary. Matrices are stored as GGUF stores them, [rows out, columns in], under GGUF's own tensor names.
+V vocabulary. Matrices are stored as in GGUF, [rows out, columns in], with GGUF's tensor names.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ def rope(x, cos, sin):
     """Rotates the pairs (2i, 2i+1) of x [B, T, H, D], as GGUF's llama architecture does.
 
     The result holds all first halves of the pairs, then all second halves. Queries and keys are reordered alike, so
-    their products are those of the interleaved layout, and nothing has to be woven together again.
+    their products equal those of the interleaved layout.
     """
     a, b = x[..., 0::2], x[..., 1::2]
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)

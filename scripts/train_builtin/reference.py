@@ -1,11 +1,11 @@
-"""A float64 NumPy Llama over the weights of a GGUF file: the reference that the engine's tests compare with.
+"""A float64 NumPy Llama over the weights of a GGUF file: the reference for the engine's tests.
 
     python scripts/train_builtin/reference.py assets/stories.gguf --out tests/data/builtin/reference.json
     python scripts/train_builtin/reference.py OTHER.gguf --check CASES.json --variant q8_0
 
-It shares nothing with model.py: one token at a time over a key/value cache, RoPE as a rotation of complex numbers, weights
-and vocabulary from the file alone, its own tokenizer. `--check` compares it with somebody else's greedy ids: a list
-`cases` of `ids` and `greedy[variant].ids` and `.margins`.
+It shares nothing with model.py: one token at a time with a KV cache, RoPE as a rotation of complex numbers, weights
+and vocabulary from the file alone, its own tokenizer. `--check` compares it with another implementation's greedy ids:
+a list `cases` of `ids` and `greedy[variant].ids` and `.margins`.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Trains the built-in model from nothing and writes it as GGUF: grammar -> tokenizer -> training -> Q8_0 file.
+"""Trains the built-in model from scratch and writes it as GGUF: grammar -> tokenizer -> training -> Q8_0 file.
 
     python scripts/train_builtin/train.py --out assets/stories.gguf
 
-One thread, a fixed seed and a fixed number of steps: the same machine makes the same file. See README.md beside this file.
+One thread, a fixed seed and number of steps: the same machine produces the same file. See README.md beside this file.
 """
 
 import argparse
@@ -58,9 +58,9 @@ def train_tokenizer(vocab_size: int) -> spm.SentencePieceProcessor:
 
 
 def batches(tokenizer: spm.SentencePieceProcessor, n_steps: int):
-    """Rows of SEQ + 1 tokens. A row begins at the start of a story and the next stories follow until it is full.
+    """Rows of SEQ + 1 tokens. A row begins with a story, and further stories follow until it is full.
 
-    So most stories are seen whole, at the positions that they have when the model is used. No story comes twice.
+    So most stories are seen whole, at the positions that they have in inference. No story repeats.
     """
     index = 0
     for _ in range(n_steps):
@@ -98,7 +98,7 @@ def train(cfg: Config, tokenizer: spm.SentencePieceProcessor, n_steps: int):
 
 
 def write_gguf(path: Path, cfg: Config, params, tokenizer: spm.SentencePieceProcessor) -> dict[str, np.ndarray]:
-    """Writes the file and returns the weights as a reader of it will see them, float32.
+    """Writes the file and returns the weights as read back from it, in float32.
 
     Matrices become Q8_0. The output matrix is the embedding, so the file has no `output.weight`.
     """

@@ -30,7 +30,7 @@ def synsets(folder: Path):
 
 
 def wordnet(folder: Path, rng) -> list[tuple[str, str, str]]:
-    """(kind, query, passage), one for each of a sample of synsets; no passage and no query comes twice.
+    """(kind, query, passage), one per synset of a sample; passages and queries are unique.
 
     example  an example sentence -> the definition
     words    the synset's words -> the definition

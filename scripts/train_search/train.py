@@ -2,8 +2,8 @@
 
     python scripts/train_search/train.py --tilewright target/release/tilewright --encoder FOLDER
 
-Sampled softmax with in-batch and further negatives, Adam, one thread and one seed: one machine makes the same file each
-time. See README.md beside this file.
+Sampled softmax with in-batch and further negatives, Adam, one thread and one seed: one machine produces the same file
+each time. See README.md beside this file.
 """
 
 import argparse
@@ -69,10 +69,10 @@ def silu(z):
 
 
 def start(vectors, rng):
-    """Weights whose score is close to the cosine.
+    """Initial weights whose score is close to the cosine.
 
-    Components are slices of the principal directions of the vectors, dealt out in turn so that each slice has about the
-    same share of a vector's length, and the gate begins with the pairs of like slices.
+    Components are slices of the vectors' principal directions, assigned in turn so that each slice has about the same
+    share of a vector's length, and the gate starts with the pairs of equal slices.
     """
     values, directions = np.linalg.eigh((vectors.T @ vectors).astype(np.float64))
     order = np.argsort(-values)[: N * D]
