@@ -32,7 +32,7 @@ fn generate(session: &mut Session, n_decode: usize) -> [Stats; 2] {
     let options = GenerateOptions { ignore_eos: true, ..GenerateOptions::greedy(1 + n_decode) };
     let mut generation = session.generate_ids(&ids, &options).expect("ids and options are in range");
     while let Some(piece) = pollster::block_on(generation.next()) {
-        piece.expect("the device runs it");
+        piece.expect("the recording runs");
     }
     [generation.prefill(), generation.decode()]
 }
@@ -40,7 +40,7 @@ fn generate(session: &mut Session, n_decode: usize) -> [Stats; 2] {
 fn main() {
     let mut criterion = common::criterion();
     let targets = common::targets();
-    let load = |device: &Device| Model::builtin(device).and_then(|model| model.session()).expect("the model is sound");
+    let load = |device: &Device| Model::builtin(device).and_then(|model| model.session()).expect("the model loads");
     for target in &targets {
         let mut session = load(&target.device);
         let mut rates: [Vec<f64>; 2] = Default::default();
@@ -66,7 +66,7 @@ fn main() {
     // As Criterion parses a filter.
     let part = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
     if part.is_none_or(|part| "copying".contains(&part)) {
-        copying().expect("the model is sound");
+        copying().expect("the model loads");
     }
 }
 
@@ -84,7 +84,7 @@ fn copying() -> Result<(), Error> {
         context_length: 1024,
     };
     let mut words = common::words(usize::MAX);
-    let copier = Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), sizes, || words.next().expect("they do not end"));
+    let copier = Copier::new(env!("CARGO_TARGET_TMPDIR").as_ref(), sizes, || words.next().expect("endless words"));
     // A passage, filler, and the beginning of the passage.
     let prompt = [copier.passage(0, 256), copier.passage(2000, 64), copier.passage(0, 8)].concat();
     let want = copier.passage(8, 1 + N_COPIED);

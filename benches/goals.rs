@@ -29,7 +29,7 @@ fn main() {
         Ok(device) => devices.push(device),
         Err(error) => eprintln!("skipped: {error}"),
     }
-    let measured: Vec<Value> = devices.iter().map(|device| measure(device).expect("the device runs it")).collect();
+    let measured: Vec<Value> = devices.iter().map(|device| measure(device).expect("the recording runs")).collect();
     println!("{}", json!({ "devices": measured, "tokenizer_cache": tokenizer_cache() }));
 }
 
@@ -209,8 +209,8 @@ fn pool(device: &Device) -> Result<Value, Error> {
 /// Cached encodings against encoding again.
 fn tokenizer_cache() -> Value {
     const TEXTS: usize = 200;
-    let model = Model::builtin(&Device::cpu()).expect("the built-in model");
-    let cache = model.encodings().expect("it has a tokenizer");
+    let model = Model::builtin(&Device::cpu()).expect("the built-in model loads");
+    let cache = model.encodings().expect("the model has a tokenizer");
     let words = ["the", "little", "rabbit", "wanted", "to", "learn", "how", "skate", "by", "sea"];
     let picks: Vec<u32> = common::words(TEXTS * 40).collect();
     let text = |picks: &[u32]| picks.iter().map(|&p| words[p as usize % words.len()]).collect::<Vec<_>>().join(" ");
@@ -222,7 +222,7 @@ fn tokenizer_cache() -> Value {
         let encode = || {
             let start = Instant::now();
             let ids: Vec<_> =
-                texts.iter().map(|t| cache.encode(t, EncodeOptions::default()).expect("a text")).collect();
+                texts.iter().map(|t| cache.encode(t, EncodeOptions::default()).expect("the text encodes")).collect();
             (start.elapsed().as_secs_f64(), ids)
         };
         let [(first, ids), (second, again)] = [encode(), encode()];

@@ -50,15 +50,15 @@ fn main() {
             let mut guide = grammars.begin(constraint, tokenizer.eos_ids()).expect("usable");
             begun.push(start.elapsed());
             for _ in 0..MOST {
-                let id = pick(guide.allowed().expect("some token may come"), &tokenizer, &mut rng);
+                let id = pick(guide.allowed().expect("a token is allowed"), &tokenizer, &mut rng);
                 if tokenizer.eos_ids().contains(&id) {
                     break;
                 }
                 let start = Instant::now();
-                if guide.accept(id).expect("it may come") == Next::Complete {
+                if guide.accept(id).expect("the token is allowed") == Next::Complete {
                     break;
                 }
-                guide.allowed().expect("some token may come");
+                guide.allowed().expect("a token is allowed");
                 steps.push(start.elapsed());
             }
         }

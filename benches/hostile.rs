@@ -83,8 +83,8 @@ fn templates() -> impl Iterator<Item = (Duration, String)> {
 /// Refused constraints, and large valid ones.
 #[cfg(all(feature = "builtin", feature = "grammar"))]
 fn constraints() -> Vec<(Duration, String)> {
-    let model = tilewright::Model::builtin(&tilewright::Device::cpu()).expect("the model is sound");
-    let grammars = model.grammars().expect("its vocabulary is usable");
+    let model = tilewright::Model::builtin(&tilewright::Device::cpu()).expect("the model loads");
+    let grammars = model.grammars().expect("a usable vocabulary");
     let all = constraints::all().into_iter().map(|(constraint, _)| (constraint, false));
     let all = all.chain(constraints::large().into_iter().map(|constraint| (constraint, true)));
     let begin = |(constraint, is_read): (tilewright::grammar::Constraint, bool)| {
@@ -102,7 +102,7 @@ fn constraints() -> Vec<(Duration, String)> {
 fn configurations() -> Vec<(Duration, String)> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hostile-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("the build's folder is writable");
-    std::fs::write(folder.join("model.safetensors"), builder::safetensors("{}", 0)).expect("it is writable");
+    std::fs::write(folder.join("model.safetensors"), builder::safetensors("{}", 0)).expect("the folder is writable");
     let models = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny-random"));
     let mut opened = Vec::new();
     for model in models.into_iter().flatten().flatten().map(|entry| entry.path()) {
@@ -114,7 +114,7 @@ fn configurations() -> Vec<(Duration, String)> {
             {
                 let mut changed = config.clone();
                 changed[key] = value.clone();
-                std::fs::write(folder.join("config.json"), changed.to_string()).expect("it is writable");
+                std::fs::write(folder.join("config.json"), changed.to_string()).expect("the folder is writable");
                 let start = Instant::now();
                 // Some values are harmless; their time counts too.
                 drop(ModelFile::open(&folder));

@@ -569,7 +569,7 @@ fn fusions(targets: &[Target]) {
                 for (recording, times) in recordings.iter().zip(&mut times) {
                     let start = Instant::now();
                     let pending = target.device.run_and_read(recording, layer.state.tensor());
-                    pending.and_then(pollster::block_on).expect("the device runs it");
+                    pending.and_then(pollster::block_on).expect("the recording runs");
                     // The first round compiles.
                     if round > 0 {
                         times.push(start.elapsed().as_secs_f64() / COPIES as f64 * 1e6);

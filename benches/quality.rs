@@ -84,7 +84,7 @@ fn tiers(folder: &Path, stories: &[String]) {
                     Some(at) if first.is_none_or(|(earlier, _)| at < earlier) => {
                         let known = [&prompt[..], &want[..at]].concat();
                         let rows = logits(&exact, &[known]);
-                        let row = rows[0].last().expect("there is a prompt");
+                        let row = rows[0].last().expect("a nonempty prompt");
                         first = Some((at, row[want[at] as usize] - row[found[at] as usize]));
                     }
                     Some(_) => {}
@@ -106,7 +106,7 @@ fn greedy(model: &Model, prompt: &[u32], n: usize) -> Vec<u32> {
     let mut generation = session.generate_ids(prompt, &options).expect("options are in range");
     let mut ids = Vec::new();
     while let Some(piece) = pollster::block_on(generation.next()) {
-        ids.push(piece.expect("the device runs it").id);
+        ids.push(piece.expect("the recording runs").id);
     }
     ids
 }
@@ -114,7 +114,7 @@ fn greedy(model: &Model, prompt: &[u32], n: usize) -> Vec<u32> {
 /// The same tokens one by one, with exact and with rounded activations.
 fn rounding(folder: &Path, stories: &[String]) {
     let (cpu, rounding) = (Device::cpu(), pollster::block_on(Device::open(&DeviceChoice::Cpu, None)));
-    let rounding = rounding.expect("there is always a CPU");
+    let rounding = rounding.expect("a CPU device");
     let [exact, rounded, top] = ["exact", "rounded", "top-1 as exact"];
     println!("{:<50} {:>8} {:>11} {:>11} {:>11} {top:>14}", "activations", "tokens", exact, rounded, "logits NMSE");
     for file in MODELS.into_iter().flat_map(|(_, quantised)| quantised) {
@@ -169,7 +169,7 @@ fn perplexity(texts: &[Vec<u32>], logits: &[Vec<Vec<f32>>]) -> f64 {
 }
 
 fn encode(model: &Model, stories: &[String]) -> Vec<Vec<u32>> {
-    stories.iter().map(|story| model.encode(story).expect("a text")).collect()
+    stories.iter().map(|story| model.encode(story).expect("the text encodes")).collect()
 }
 
 fn load(device: &Device, path: &Path) -> Model {

@@ -349,7 +349,7 @@ fn layers() {
     let parts: u64 = std::env::args().filter_map(|argument| argument.parse().ok()).next().unwrap_or(1);
     let n_layers = (N_LAYERS / parts as usize).max(4);
     let model = RandomModel::write(Kind::Layers(n_layers)).expect("target/tmp is writable");
-    let bytes = fs::metadata(&model.0).expect("it was just written").len();
+    let bytes = fs::metadata(&model.0).expect("just written").len();
     println!("{n_layers} layers, {:.2} GB of Q8_0; 24 prompt tokens, 16 generated", bytes as f64 / 1e9);
     let limit = (1 << 30) / parts.min(2);
     let limit_text = limit.to_string();

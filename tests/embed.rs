@@ -20,7 +20,7 @@ fn load(device: &Device, name: &str, options: EmbedOptions<'_>) -> Option<Embedd
 
 /// Random weights and a small vocabulary of whole words, for tests that do not depend on a model's size.
 fn nomic(device: &Device, options: EmbedOptions<'_>) -> Embedder {
-    load(device, "encoders/nomic", options).expect("it is committed")
+    load(device, "encoders/nomic", options).expect("committed test data")
 }
 
 /// 1 - cosine, in f64.
@@ -343,7 +343,7 @@ fn of_two_devices_each_batch_goes_to_one() {
     }
     let places = embedder.places();
     for place in &places {
-        let [first, second] = place.seconds.expect("it was measured");
+        let [first, second] = place.seconds.expect("a measured time");
         assert_eq!(place.is_second, second < first, "{place:?}");
     }
     // Now each batch runs once, with the size chosen before.
@@ -374,7 +374,7 @@ fn of_two_devices_each_batch_goes_to_one() {
     let _ = std::fs::remove_dir_all(&folder);
 
     let other = EmbedOptions { pooling: Some(Pooling::Cls), second: Some(on_cpu), ..EmbedOptions::default() };
-    let folder = common::data(&["encoders"]).expect("it is committed").join("encoders/nomic");
+    let folder = common::data(&["encoders"]).expect("committed test data").join("encoders/nomic");
     let refused = Embedder::load(&gpu, folder, other).map(|_| ());
     assert!(matches!(refused, Err(Error::InFile { .. } | Error::Option { option: "second", .. })), "{refused:?}");
 }

@@ -150,7 +150,7 @@ fn texts_are_the_same_alone_and_in_any_batch() {
                 }
                 let stats = engine.stats();
                 assert_eq!((stats.n_finished, stats.n_running, stats.n_queued), (n as u64, 0, 0));
-                assert_eq!(stats.n_free_pages, stats.n_pages, "all pages are back");
+                assert_eq!(stats.n_free_pages, stats.n_pages, "all pages are free");
             }
         }
     }
@@ -333,7 +333,7 @@ fn a_prompt_has_the_same_bits_however_it_is_cut() {
                 let has_state = !model.config().is_recurrent() || n_common == 200;
                 let n_cached = if has_state { n_common / 64 * 64 } else { 0 };
                 assert_eq!(texts[1].usage.cached_tokens, n_cached, "{context}");
-                assert_eq!(texts[1].pieces, alone.pieces, "{context}, after {n_common} tokens that are kept");
+                assert_eq!(texts[1].pieces, alone.pieces, "{context}, after {n_common} cached tokens");
             }
         }
     }
@@ -351,8 +351,8 @@ fn requests_share_beginnings_with_those_of_their_own_salt() {
         collect(stream).unwrap().usage.cached_tokens
     };
     let salts = [None, Some("a"), Some("b"), Some("")];
-    assert_eq!(salts.map(&mut cached), [0; 4], "nobody's beginning is another's");
-    assert_eq!(salts.map(&mut cached), [128; 4], "each finds its own");
+    assert_eq!(salts.map(&mut cached), [0; 4], "no prefix is shared between salts");
+    assert_eq!(salts.map(&mut cached), [128; 4], "each salt hits its own prefix");
     let most = Request::MOST_SALT_BYTES;
     let with = |n| engine.submit(Request { cache_salt: Some("s".repeat(n)), ..Request::new(vec![1], greedy(1)) });
     assert!(with(most).is_ok());
@@ -490,7 +490,7 @@ fn layers_on_several_devices_leave_the_same_texts() {
                 let context = format!("{name}, layers elsewhere {places:?}: text {i}");
                 assert_eq!(got.ids(), want.ids(), "{context}");
                 for (piece, of_cpu) in got.pieces.iter().zip(&want.pieces) {
-                    let logprob = |piece: &Piece| piece.logprobs.as_ref().expect("they are asked for").logprob;
+                    let logprob = |piece: &Piece| piece.logprobs.as_ref().expect("requested").logprob;
                     let difference = (logprob(piece) - logprob(of_cpu)).abs();
                     assert!(difference < 1e-3, "{context}: probabilities differ by {difference}");
                 }
@@ -568,7 +568,7 @@ fn requests_wait_in_order_and_no_more_than_may() {
             }
         }
     }
-    assert_eq!(ended[..2], [0, 2], "the priority before the one that came first");
+    assert_eq!(ended[..2], [0, 2], "higher priority first");
     let texts: Vec<Text> = streams.into_iter().map(|stream| collect(stream).unwrap()).collect();
     assert!(texts.iter().all(|text| text.pieces == texts[0].pieces && text.pieces.len() == 3));
     assert_eq!(engine.stats().n_refused, 2);
@@ -858,7 +858,7 @@ fn after_a_lost_device_texts_go_on_with_the_same_tokens() {
     let of_lost = device.counters();
     block_on(driver.run_with(&mut recovery));
     let counters = engine.devices()[0].counters;
-    assert!(counters.dispatches > of_lost.dispatches, "those of both devices: {counters:?}, {of_lost:?}");
+    assert!(counters.dispatches > of_lost.dispatches, "dispatches of both devices: {counters:?}, {of_lost:?}");
     for (stream, whole) in streams.into_iter().zip(&whole) {
         assert_eq!(collect(stream).unwrap().ids(), *whole);
     }
@@ -895,7 +895,7 @@ fn after_the_loss_of_one_of_two_devices_texts_go_on_with_the_same_tokens() {
     }
     let stats = engine.stats();
     assert_eq!((stats.n_failed, stats.n_recoveries), (0, 1));
-    assert!(first.take().is_some_and(|device| device.counters().dispatches > 0), "it was opened and used again");
+    assert!(first.take().is_some_and(|device| device.counters().dispatches > 0), "the device was reopened and used");
 }
 
 /// Requests of 5 pages each, the first 4 in common, and their completions when run alone.
@@ -943,7 +943,7 @@ fn after_a_lost_device_texts_that_shared_pages_go_on_although_pages_are_few() {
     }
     let stats = engine.stats();
     assert_eq!((stats.n_failed, stats.n_finished, stats.n_recoveries), (0, 3, 1));
-    assert_eq!(stats.n_free_pages + stats.n_kept_pages, stats.n_pages, "all pages are back");
+    assert_eq!(stats.n_free_pages + stats.n_kept_pages, stats.n_pages, "all pages are free");
 }
 
 /// The same with RoPE angles that depend on length: each is recomputed when its own length requires it, while others
@@ -1021,11 +1021,11 @@ fn a_driver_that_is_dropped_leaves_nobody_waiting() {
         let mut next = std::pin::pin!(stream.next());
         match next.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())) {
             std::task::Poll::Ready(next) => next,
-            std::task::Poll::Pending => panic!("it waits for ever"),
+            std::task::Poll::Pending => panic!("waits for ever"),
         }
     };
     while let Some(Ok(_)) = next(&mut running) {}
-    assert_eq!(running.stop_reason(), None, "it broke");
+    assert_eq!(running.stop_reason(), None, "no stop reason");
     assert_eq!(next(&mut waiting).map(|piece| piece.unwrap_err().code()), Some("stopped"));
     assert!(next(&mut waiting).is_none());
     assert_eq!(engine.submit(request()).err().map(|error| error.code()), Some("stopped"));

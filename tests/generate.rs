@@ -614,7 +614,7 @@ fn a_context_can_adapt_to_the_memory() {
         };
         let limit = ModelFile::builtin().unwrap().header.shape.decoder().unwrap().max_seq_len;
         let whole = load(Some(1 << 40), None, true).unwrap();
-        assert_eq!(whole.context_length(), limit, "all that it was trained for");
+        assert_eq!(whole.context_length(), limit, "the whole training context");
         // Half of the context lacks one byte, so a quarter fits.
         let [quarter, half] = [4, 2].map(|part| load(None, Some(limit / part), false).unwrap().plan().total_bytes());
         let adapted = load(Some(half - 1), None, true).unwrap();

@@ -471,7 +471,7 @@ fn each_token_is_the_likeliest_that_may_come() {
                 let logits = &trace.logits[(prompt.len() + i - 1) * n_vocab..][..n_vocab];
                 let allowed = guide.allowed().unwrap();
                 let is_allowed = |id: usize| allowed[id / 32] >> (id % 32) & 1 == 1;
-                assert!(is_allowed(id as usize), "{constraint:?}: token {i} may not come");
+                assert!(is_allowed(id as usize), "{constraint:?}: token {i} is not allowed");
                 let best = (0..n_vocab).filter(|&id| is_allowed(id)).map(|id| logits[id]).fold(f32::MIN, f32::max);
                 assert!(
                     logits[id as usize] > best - 0.05,

@@ -141,7 +141,7 @@ fn exported(lib: &str) -> BTreeMap<String, String> {
 
 /// Faults in the uses of a module's file, one per line.
 fn upward(file: &Path, text: &str, exported: &BTreeMap<String, String>) -> Vec<String> {
-    let top = file.iter().next().expect("it has a name").to_str().expect("a name in UTF-8").trim_end_matches(".rs");
+    let top = file.iter().next().expect("a nonempty path").to_str().expect("a name in UTF-8").trim_end_matches(".rs");
     let place = |module: &str| ORDER.iter().position(|&known| known == module);
     let own = place(top);
     let describe = |found: Use| {
@@ -149,7 +149,7 @@ fn upward(file: &Path, text: &str, exported: &BTreeMap<String, String>) -> Vec<S
         let at = format!("src/{}:{line}: `{top}` uses `{module}`", file.display());
         match (own, place(&module)) {
             (None, _) => Some(format!("{at}: `{top}` has no place in ORDER")),
-            (_, None) => Some(format!("{at}, which is no module in ORDER")),
+            (_, None) => Some(format!("{at}, which is not a module in ORDER")),
             (Some(own), Some(used)) => (used > own).then(|| format!("{at}, which is above it")),
         }
     };
@@ -157,8 +157,8 @@ fn upward(file: &Path, text: &str, exported: &BTreeMap<String, String>) -> Vec<S
 }
 
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).expect("src is there") {
-        let path = entry.expect("it can be listed").path();
+    for entry in std::fs::read_dir(folder).expect("src exists") {
+        let path = entry.expect("a readable entry").path();
         if path.is_dir() {
             files(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("tests.rs") {
@@ -170,16 +170,16 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
 #[test]
 fn no_module_uses_one_above_it() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let exported = exported(&std::fs::read_to_string(src.join("lib.rs")).expect("lib.rs is there"));
+    let exported = exported(&std::fs::read_to_string(src.join("lib.rs")).expect("lib.rs exists"));
     let mut paths = Vec::new();
     files(&src, &mut paths);
     let (mut wrong, mut n_uses, mut seen) = (Vec::new(), 0, std::collections::BTreeSet::new());
     for path in paths {
-        let file = path.strip_prefix(&src).expect("it is below src");
+        let file = path.strip_prefix(&src).expect("a path in src");
         if file == Path::new("lib.rs") {
             continue;
         }
-        let text = std::fs::read_to_string(&path).expect("it can be read");
+        let text = std::fs::read_to_string(&path).expect("readable");
         n_uses += uses(file, &text, &exported).len();
         wrong.extend(upward(file, &text, &exported));
         seen.insert(file.iter().next().map(|top| top.to_string_lossy().trim_end_matches(".rs").to_owned()));

@@ -1226,7 +1226,7 @@ fn a_header_that_never_ends_is_refused_by_its_offset() {
     let bytes = endless.bytes();
     let files = vec![FileName { name: "endless.gguf".into(), size: None }];
     let mut reader = HeaderReader::new(files).unwrap();
-    let error = bytes.chunks(64).find_map(|piece| reader.push(piece).err()).expect("it is never refused");
+    let error = bytes.chunks(64).find_map(|piece| reader.push(piece).err()).expect("the parser must refuse");
     let Error::InFile { path, source } = &error else { panic!("{error}") };
     let Error::Format { field, offset, .. } = &**source else { panic!("{error}") };
     assert_eq!((path.to_str(), &field[..]), (Some("endless.gguf"), "header"), "{error}");

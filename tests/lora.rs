@@ -461,7 +461,7 @@ fn requests_with_different_adapters_take_turns() {
             }
         }
         let unknown = Request { adapter: Some("other".into()), ..Request::new(ids, GenerateOptions::greedy(1)) };
-        let refusal = engine.submit(unknown).err().expect("there is none of that name").to_string();
+        let refusal = engine.submit(unknown).err().expect("an unknown adapter").to_string();
         assert!(refusal.contains("other") && refusal.contains("`llama3-rope-rs`"), "{refusal}");
         common::assert_tested(&device);
     }

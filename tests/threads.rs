@@ -25,7 +25,7 @@ fn or_hang<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     const HANG: Duration = Duration::from_secs(240);
     let (done, wait) = mpsc::channel();
     thread::spawn(move || done.send(work()));
-    wait.recv_timeout(HANG).expect("the callers wait for each other, or one of them failed")
+    wait.recv_timeout(HANG).expect("a deadlock, or a caller failed")
 }
 
 /// Many sequences from the workers of the current pool; each equals that of its model alone.

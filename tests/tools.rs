@@ -178,7 +178,7 @@ fn draw(
                 }
                 Some(Step::Write(text)) => {
                     // Within a character.
-                    assert!(n_free < 60, "{text} may not come: {:?} {constraint:?}", tokenizer.decode(&ids, true));
+                    assert!(n_free < 60, "{text} is not allowed: {:?} {constraint:?}", tokenizer.decode(&ids, true));
                     n_free += 1;
                 }
                 None if is_allowed(end_id) && rng.below(3) == 0 => return Ok(Some(ids)),
@@ -558,7 +558,7 @@ fn tools_that_cannot_be_used_are_refused_with_their_names() {
                 made.and_then(|constraint| vocabulary.grammars.begin(&constraint, vocabulary.tokenizer.eos_ids()));
             let elapsed = start.elapsed();
             let shown: String = json!(tools).to_string().chars().take(200).collect();
-            let Err(error) = begun else { panic!("{format}: {shown} is no error") };
+            let Err(error) = begun else { panic!("{format}: {shown} is not an error") };
             let told = error.to_string();
             assert!(matches!(error, Error::Constraint { .. }), "{format}: {shown}: {told}");
             for says in &says {

@@ -96,7 +96,7 @@ fn what_one_handle_finds_does_not_undo_what_another_kept() {
     late.with_tuning(odd_tuning(&late)).save_tuning().unwrap();
     Model::builtin(&early).unwrap();
     let again = open(&folder).unwrap();
-    assert_eq!(again.tuning().choices().count(), 1, "the early handle knew of no choice");
+    assert_eq!(again.tuning().choices().count(), 1, "the early handle had no choices");
     assert_eq!(again.n_passed(), early.n_passed());
 }
 
@@ -178,7 +178,7 @@ fn a_file_that_is_of_no_use_is_ignored_with_a_notice() {
         let known = (device.tuning().choices().count(), device.banned().len(), device.n_passed());
         assert_eq!(known, (0, 0, 0), "{what}");
         device.save_tuning().unwrap();
-        assert!(open(&folder).unwrap().info().notices.is_empty(), "{what}: the file was written anew");
+        assert!(open(&folder).unwrap().info().notices.is_empty(), "{what}: the file was rewritten");
     }
 }
 
@@ -309,7 +309,7 @@ fn tuning_is_fast_kept_and_changes_no_token() {
     };
     let fastest =
         rows.iter().filter(|row| row["kernel"].as_str().unwrap().starts_with("matmul")).map(rate).fold(0.0, f64::max);
-    let kept = tuned.tuning().operations_rate().expect("products of prompts were measured");
+    let kept = tuned.tuning().operations_rate().expect("prefill products were measured");
     // Row counts are rounded up to powers of two.
     assert!(kept > 0 && kept as f64 <= fastest, "{kept} of at most {fastest}");
     assert_eq!(tuned.target().max_dispatch_operations(), (kept / 4).max(1 << 27));

@@ -81,15 +81,15 @@ impl Target {
     /// waits for a GPU without timestamps.
     pub fn time(&self, recording: &Recording, result: &Tensor, n: u64) -> Duration {
         if self.has_timer {
-            let run = || pollster::block_on(self.device.run_profiled(recording)).expect("the device runs it");
+            let run = || pollster::block_on(self.device.run_profiled(recording)).expect("the recording runs");
             return (0..n).flat_map(|_| run()).map(|(_, time)| time).sum();
         }
         let start = Instant::now();
         for _ in 1..n {
-            self.device.run(recording).expect("the device runs it");
+            self.device.run(recording).expect("the recording runs");
         }
         let done = self.device.run_and_read(recording, result).and_then(pollster::block_on);
-        done.expect("the device runs it");
+        done.expect("the recording runs");
         start.elapsed()
     }
 }

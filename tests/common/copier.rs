@@ -35,13 +35,13 @@ impl Copier {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let name = format!("copier-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = within.join(name);
-        fs::create_dir_all(&folder).expect("the folder can be made");
+        fs::create_dir_all(&folder).expect("the folder can be created");
         let mut order: Vec<u32> = (0..sizes.vocab_size as u32).collect();
         for i in (1..order.len()).rev() {
             order.swap(i, word() as usize % (i + 1));
         }
-        fs::write(folder.join("config.json"), config(sizes).to_string()).expect("the folder takes files");
-        fs::write(folder.join("model.safetensors"), weights(sizes, &order, &mut word)).expect("the folder takes files");
+        fs::write(folder.join("config.json"), config(sizes).to_string()).expect("the folder is writable");
+        fs::write(folder.join("model.safetensors"), weights(sizes, &order, &mut word)).expect("the folder is writable");
         Copier { folder, order }
     }
 

@@ -55,7 +55,7 @@ pub fn assert_tested(device: &Device) {
 #[cfg(not(target_arch = "wasm32"))]
 pub fn counters_of_tested(device: &Device, load: impl FnOnce(&Device)) -> tilewright::Counters {
     if device.is_gpu() {
-        load(&gpu(Some(device.tier())).expect("there is one in this tier"));
+        load(&gpu(Some(device.tier())).expect("an adapter in this tier"));
     }
     device.counters()
 }

@@ -30,7 +30,7 @@ fn read<T>(bytes: &[u8], parse: impl FnOnce(&[u8], u64) -> Result<T, Error>) -> 
 fn models() -> &'static [Vec<u8>] {
     static MODELS: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     MODELS.get_or_init(|| {
-        let folder = common::find_data(Path::new("tiny-random")).expect("it is committed");
+        let folder = common::find_data(Path::new("tiny-random")).expect("committed test data");
         let mut paths: Vec<_> = std::fs::read_dir(folder)
             .unwrap()
             .flat_map(|entry| std::fs::read_dir(entry.unwrap().path()).unwrap())
@@ -158,7 +158,7 @@ fn st_index() {
         let Ok(index) = read(&bytes, |bytes, _| ShardIndex::parse(bytes)) else { return false };
         for shard in index.shards() {
             let is_plain = !shard.is_empty() && !shard.contains(['/', '\\', '\0', ':']) && !shard.starts_with('.');
-            assert!(is_plain, "{shard:?} is no plain name of a file");
+            assert!(is_plain, "{shard:?} is not a plain file name");
         }
         true
     });

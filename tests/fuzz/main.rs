@@ -48,7 +48,7 @@ fn fuzz(name: &str, n: u64, target: impl Fn(&mut Rng) -> bool) {
     match (one, seconds) {
         (Some(seed), _) => run(seed),
         (None, Some(seconds)) => {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970");
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
             (now.as_nanos() as u64..).take_while(|_| begin.elapsed() < Duration::from_secs(seconds)).for_each(&mut run);
         }
         (None, None) => (0..n * if common::is_full() { 20 } else { 1 }).for_each(&mut run),

@@ -20,7 +20,7 @@ use super::{bombs, common, fuzz, mutate, schemas};
 fn jsons() -> &'static [Json] {
     static JSONS: OnceLock<Vec<Json>> = OnceLock::new();
     JSONS.get_or_init(|| {
-        let folder = common::find_data(Path::new("encoders")).expect("it is committed");
+        let folder = common::find_data(Path::new("encoders")).expect("committed test data");
         let own = ["bert-reranker", "modernbert-bpe", "qwen3-embedding", "roberta-reranker"];
         let mut paths: Vec<_> = own.iter().map(|name| folder.join(name)).collect();
         paths.push(folder.with_file_name("unigram"));
@@ -31,7 +31,7 @@ fn jsons() -> &'static [Json] {
 
 /// Vocabularies of the repository's GGUF files.
 fn vocabs() -> [Vocab; 2] {
-    let unigram = common::find_data(Path::new("unigram/vocab.gguf")).expect("it is committed");
+    let unigram = common::find_data(Path::new("unigram/vocab.gguf")).expect("committed test data");
     [std::fs::read(unigram).unwrap(), ModelFile::BUILTIN.to_vec()].map(|bytes| {
         let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();
         vocab_from_gguf(&gguf.metadata).unwrap()
@@ -138,7 +138,7 @@ fn tokenizer_encode_decode() {
 
 /// Templates: built-in ones, real ones if available, our own, and hostile ones.
 fn templates() -> Vec<String> {
-    let cases = common::find_data(Path::new("chat/cases.json")).expect("it is committed");
+    let cases = common::find_data(Path::new("chat/cases.json")).expect("committed test data");
     let cases: Json = serde_json::from_slice(&std::fs::read(cases).unwrap()).unwrap();
     let mut sources = Vec::new();
     fn collect(value: &Json, sources: &mut Vec<String>) {

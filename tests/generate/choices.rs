@@ -107,7 +107,7 @@ fn probabilities_are_those_of_the_logits() {
             let mut ids = PROMPT.to_vec();
             while let Some(piece) = block_on(generation.next()) {
                 let piece = piece.unwrap();
-                let told = piece.logprobs.expect("it was asked for");
+                let told = piece.logprobs.expect("log-probabilities were requested");
                 let want = log_softmax(&logits(&model, &ids));
                 let close = |got: f32, id: u32| (f64::from(got) - want[id as usize]).abs() < 1e-3;
                 assert!(close(told.logprob, piece.id), "{} and {}", told.logprob, want[piece.id as usize]);
@@ -116,7 +116,7 @@ fn probabilities_are_those_of_the_logits() {
                 assert!(told.top.is_sorted_by(|a, b| a.1 >= b.1));
                 let n_above =
                     want.iter().filter(|&&other| told.top.iter().all(|top| other > f64::from(top.1) + 1e-3)).count();
-                assert!(n == 0 || n_above == 0, "{n_above} tokens are likelier than those that were told");
+                assert!(n == 0 || n_above == 0, "{n_above} tokens are likelier than those reported");
                 ids.push(piece.id);
             }
             if options.temperature == 0.0 {

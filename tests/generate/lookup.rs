@@ -273,7 +273,7 @@ fn guesses_need_greedy_choices() {
     let model = builtin(&Device::cpu(), None);
     let refused = |options: GenerateOptions| {
         let mut session = model.session().unwrap();
-        let error = session.generate("One", &options).err().expect("it is refused");
+        let error = session.generate("One", &options).err().expect("must be refused");
         assert!(matches!(error, Error::Option { option: "prompt_lookup", .. }), "{error}");
         error.to_string()
     };

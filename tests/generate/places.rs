@@ -138,7 +138,7 @@ fn passes_with_layers_in_the_file_take_turns() {
     let device = common::cpu();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
     let whole = load(&device, &path, LoadOptions::default());
-    let model = streamed(&device, &path, whole.plan().total_bytes()).expect("slots are smaller than layers");
+    let model = streamed(&device, &path, whole.plan().total_bytes()).expect("slots smaller than layers");
     let ids = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8]];
     let want = ids.map(|ids| block_on(whole.session().unwrap().logits(&ids)).unwrap());
     let [mut first, mut second] = [model.session().unwrap(), model.session().unwrap()];
@@ -272,7 +272,7 @@ fn layers_that_cannot_be_elsewhere_are_refused() {
     let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
     let cpu = common::cpu();
     let refused = |name: &str, split: Split<'_>| {
-        let folder = models().into_iter().find(|path| path.ends_with(name)).expect("it is in the repository");
+        let folder = models().into_iter().find(|path| path.ends_with(name)).expect("the model is in the repository");
         Model::load(&gpu, &folder, split_options(&split)).map(drop).unwrap_err().to_string()
     };
     let n = load(&cpu, &models().pop().unwrap(), LoadOptions::default()).config().n_layers();
@@ -324,7 +324,7 @@ fn the_longest_context_that_fits_with_layers_in_the_file_is_taken() {
         let options = LoadOptions { fit_context: true, memory_limit, stream_layers: true, ..LoadOptions::default() };
         Model::load(&device, &path, options)
     };
-    let model = (10..20).rev().find_map(|part| fitted(part).ok()).expect("slots are smaller than layers");
+    let model = (10..20).rev().find_map(|part| fitted(part).ok()).expect("slots smaller than layers");
     assert!(model.streaming().is_some());
     assert!(model.context_length() < model.config().max_seq_len, "{}", model.context_length());
     assert!(fitted(1).is_err());

@@ -279,5 +279,5 @@ fn a_reopened_session_goes_back_by_any_number_of_tokens() {
             if generation.prefill().tokens == 1 { n_known += 1 } else { n_all += 1 }
         }
     }
-    assert!(n_known >= 10 && n_all >= 10, "{n_known} went back, {n_all} began anew");
+    assert!(n_known >= 10 && n_all >= 10, "{n_known} rolled back, {n_all} restarted");
 }

@@ -589,10 +589,10 @@ fn in_pages(
     let slots = (2 * n_pages + 1) * PAGE;
     let mut upload = |label: &str, shape: &[u32]| {
         let floats = source.normal(shape.iter().product());
-        device.upload(label, shape, &floats).expect("it fits")
+        device.upload(label, shape, &floats).expect("the shape fits")
     };
     let rope = RopeConfig::new(16, 10_000.0, RopeStyle::Halves);
-    let table = device.upload("table", &[2048, 8, 2], &rope_table(&rope, 2048)).expect("it fits");
+    let table = device.upload("table", &[2048, 8, 2], &rope_table(&rope, 2048)).expect("the shape fits");
     let weight = upload("weight", &[(n_heads + n_kv_heads) * head_dim]);
     let weight = if norm == Some(QkNorm::Whole) { weight } else { upload("weight", &[2 * head_dim]) };
     let heads = Heads {
@@ -608,7 +608,7 @@ fn in_pages(
     let mut cache = || {
         let floats = source.normal(n_kv_heads * slots * head_dim);
         let words = rows::pack(kind, &floats, head_dim);
-        device.upload("cache", &[n_kv_heads, slots, rows::words(kind, head_dim)], &words).expect("it fits")
+        device.upload("cache", &[n_kv_heads, slots, rows::words(kind, head_dim)], &words).expect("the shape fits")
     };
     let (k, v) = (cache(), cache());
     let cached = CachedKeys { k: k.clone(), v: v.clone(), kind, capacity: n_pages * PAGE };
@@ -621,18 +621,18 @@ fn in_pages(
     let mut y = Vec::new();
     for (i, rows) in all.chunks(if side_by_side { all.len() } else { 1 }).enumerate() {
         let n = rows.len() as u32;
-        let state = StepState::declare_shared(Some(n), n_pages).expect("it is valid");
+        let state = StepState::declare_shared(Some(n), n_pages).expect("a valid state");
         let state = if side_by_side { state.with_runs() } else { state };
-        state.set_rows(device, rows).expect("it is written");
+        state.set_rows(device, rows).expect("the state is writable");
         let own = &qkv[i * heads_dim(&heads) as usize..][..(n * heads_dim(&heads)) as usize];
-        let qkv = device.upload("qkv", &[n, heads_dim(&heads)], own).expect("it fits");
+        let qkv = device.upload("qkv", &[n, heads_dim(&heads)], own).expect("the shape fits");
         let of_rows = Tensor::declare("y", Role::Activations, &[n, n_heads * head_dim], DType::F32).expect("valid");
         let mut rec = device.recorder();
-        kernels::attention_next(&mut rec, &state, &config, &heads, None, &qkv, &cached, &of_rows).expect("it fits");
-        device.run(&rec.finish(&mut Workspace::default())).expect("it runs");
-        y.extend(common::block_on(device.read::<u32>(&of_rows)).expect("it is read"));
+        kernels::attention_next(&mut rec, &state, &config, &heads, None, &qkv, &cached, &of_rows).expect("shapes fit");
+        device.run(&rec.finish(&mut Workspace::default())).expect("the recording runs");
+        y.extend(common::block_on(device.read::<u32>(&of_rows)).expect("the result is readable"));
     }
-    let read = |tensor| common::block_on(device.read::<u32>(tensor)).expect("it is read");
+    let read = |tensor| common::block_on(device.read::<u32>(tensor)).expect("the result is readable");
     (y, read(&k), read(&v))
 }
 

@@ -192,9 +192,9 @@ fn last_row(source: &mut Source, [t, c, n]: [u32; 3]) -> Job {
 fn blocks_of_the_vectors_have_their_values() {
     let Some(data) = common::data(&["quant-vectors"]) else { return };
     for file in ["vectors.safetensors", "more.safetensors"] {
-        let bytes = std::fs::read(data.join("quant-vectors").join(file)).expect("the file is there");
+        let bytes = std::fs::read(data.join("quant-vectors").join(file)).expect("the file exists");
         let vectors = Safetensors::parse(&bytes, bytes.len() as u64).expect("the file is valid");
-        let tensor = |name: String| Some(vectors.tensor(&name)?.bytes(&bytes).expect("the file is whole"));
+        let tensor = |name: String| Some(vectors.tensor(&name)?.bytes(&bytes).expect("a complete file"));
         for device in shared::gpus_beside_cpu([Tier::Baseline, Tier::Subgroups]).into_iter().chain([common::cpu()]) {
             let (mut n_types, mut worst) = (0, 0.0f64);
             for weight in WeightType::ALL {

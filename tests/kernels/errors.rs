@@ -94,7 +94,7 @@ fn probe_shapes() {
     check("probe_matrix", &matrix, |rec, _, t| probe_matrix(rec, &t[0], &t[1], 1));
 
     let device = Device::cpu();
-    let declare = |shape: &[u32], dtype| Tensor::declare("t", Role::Activations, shape, dtype).expect("it is valid");
+    let declare = |shape: &[u32], dtype| Tensor::declare("t", Role::Activations, shape, dtype).expect("a valid tensor");
     let copy = |x: &[u32], y: &[u32]| {
         let [x, y] = [x, y].map(|shape| declare(shape, DType::U32));
         probe_copy(&mut device.recorder(), &x, &y).map_err(|e| match e {
@@ -196,7 +196,7 @@ fn top_shapes() {
     for (n_rows, n_cols) in [(1, 1), (1, 1 << 20), (32, 1 << 16), (1, 1 << 23), (200, 1 << 23)] {
         let n_splits = kernels::top_splits(n_rows, n_cols);
         let (scores, lists) = (declare(&[n_rows, n_cols], DType::F32), declare(&[n_rows, n_splits, 3, 2], DType::U32));
-        kernels::select_top(&mut Device::cpu().recorder(), &scores, &strip(None, 0), &lists).expect("it fits");
+        kernels::select_top(&mut Device::cpu().recorder(), &scores, &strip(None, 0), &lists).expect("the shape fits");
     }
 }
 
@@ -426,7 +426,7 @@ fn long_work_is_cut_into_dispatches() {
         let (x, y) = (declare(&[128, 1024]), declare(&[128, 2816]));
         let w = Matrix::declare(&device.target(), "w", WeightType::Q4_0, 2816, 1024).expect("the matrix is valid");
         let mut rec = device.recorder();
-        kernels::matmul(&mut rec, &Linear::new(&w), &x, &y).expect("it can be recorded");
+        kernels::matmul(&mut rec, &Linear::new(&w), &x, &y).expect("recording succeeds");
         let recorded = rec.finish(&mut Workspace::default()).n_dispatches();
         let operations = 2 * 128 * 1024 * 2816_u64;
         let fewest = operations.div_ceil(device.target().max_dispatch_operations());
@@ -449,7 +449,7 @@ fn products_are_split_where_it_was_asked_for() {
     // A single tile, so a device that splits automatically does so here.
     let usual = if device.limits().max_splits > 1 { 2 } else { 1 };
     for (splits, n_dispatches) in [(None, usual), (Some(0), 1), (Some(1), 1), (Some(2), 2), (Some(u32::MAX), 2)] {
-        let recorded = record(splits, &declare(&[8, 64])).expect("it can be recorded");
+        let recorded = record(splits, &declare(&[8, 64])).expect("recording succeeds");
         assert_eq!(recorded, n_dispatches, "{splits:?}");
     }
     let error = record(Some(2), &declare(&[16, 64])).expect_err("`y` has twice the rows");

@@ -192,14 +192,14 @@ impl Bound {
     pub fn matrix(&self, i: usize) -> &Matrix {
         match &self.slots[i] {
             Slot::Matrix(matrix) => matrix,
-            _ => panic!("operand {i} is no matrix"),
+            _ => panic!("operand {i} is not a matrix"),
         }
     }
 
     pub fn state(&self, i: usize) -> &StepState {
         match &self.slots[i] {
             Slot::State(state) => state,
-            _ => panic!("operand {i} is no step state"),
+            _ => panic!("operand {i} is not a step state"),
         }
     }
 }

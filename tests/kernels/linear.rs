@@ -593,7 +593,7 @@ fn rows_have_the_same_bits_in_every_tile_and_batch() {
                     kernels::matmul(&mut rec, &linear, &x, &y).expect("the operands fit");
                     let recording = rec.finish(&mut Workspace::default());
                     device.run(&recording).expect("the product runs");
-                    let found = common::block_on(device.read::<u32>(&y)).expect("y is read");
+                    let found = common::block_on(device.read::<u32>(&y)).expect("y is readable");
                     let want = &reference.get_or_insert_with(|| found.clone())[first * n as usize..];
                     let differs = found.iter().zip(want).position(|(a, b)| a != b);
                     assert!(found.iter().all(|&bits| f32::from_bits(bits).is_finite()), "{:?} {weight}", device.tier());

@@ -253,13 +253,13 @@ fn rows_do_not_depend_on_their_batch() {
                 before[(at * n) as usize..][..n as usize].copy_from_slice(&held);
                 let x = device.upload("x", &[t, k], &x).expect("a tensor");
                 let y = Tensor::declare("y", Role::Activations, &[t, n], DType::F32).expect("valid");
-                device.write(&y, 0, &before).expect("as long");
+                device.write(&y, 0, &before).expect("equal lengths");
                 let mut rec = device.recorder();
                 let linear = Linear { accumulate: true, ..Linear::new(&w) };
                 let norm = LayerNorm { weight: &gain, bias: None, eps: 1e-12 };
-                kernels::linear_norm(&mut rec, &linear, &norm, &x, &y).expect("it fits");
-                device.run(&rec.finish(&mut Workspace::default())).expect("it runs");
-                let y: Vec<f32> = common::block_on(device.read(&y)).expect("it is there");
+                kernels::linear_norm(&mut rec, &linear, &norm, &x, &y).expect("the shapes fit");
+                device.run(&rec.finish(&mut Workspace::default())).expect("the recording runs");
+                let y: Vec<f32> = common::block_on(device.read(&y)).expect("the result is readable");
                 let found = y[(at * n) as usize..][..n as usize].to_vec();
                 let first = first.get_or_insert_with(|| found.clone());
                 assert_eq!(*first, found, "{weight}, row {at} of {t} on {:?}", device.info().name);

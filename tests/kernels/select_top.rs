@@ -115,7 +115,7 @@ fn twisted(source: &mut Source, twist: Twist, rows: u32, cols: u32) -> Vec<f32> 
 /// The first `k` of these items as a list in memory: non-finite ones, then by falling score and rising id.
 fn best(mut items: Vec<(f32, u32)>, k: u32) -> Vec<u32> {
     items.sort_by(|a, b| match (a.0.is_finite(), b.0.is_finite()) {
-        (true, true) => b.0.partial_cmp(&a.0).expect("both are finite").then(a.1.cmp(&b.1)),
+        (true, true) => b.0.partial_cmp(&a.0).expect("finite scores").then(a.1.cmp(&b.1)),
         (a_finite, b_finite) => a_finite.cmp(&b_finite).then(a.1.cmp(&b.1)),
     });
     // In memory zeros have one sign and non-finite scores one bit pattern.

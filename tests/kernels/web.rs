@@ -81,10 +81,10 @@ async fn a_shader_that_does_not_compile_is_an_error() {
         device.run(&rec.finish(&mut Workspace::default()))?;
         device.read(&y).await
     };
-    assert_eq!(softmax().await.expect("the shader as it is"), [0.5, 0.5]);
+    assert_eq!(softmax().await.expect("the unmodified shader"), [0.5, 0.5]);
     js_sys::eval(BREAK_SHADERS).expect("a browser with WebGPU");
     let broken = softmax().await;
-    js_sys::eval("restore()").expect("shaders that are broken");
+    js_sys::eval("restore()").expect("broken shaders");
     let Err(Error::Gpu { message, .. }) = &broken else { panic!("{broken:?}") };
     assert!(message.contains("Nothing"), "{message}");
 }

@@ -83,7 +83,7 @@ fn experts_that_come_when_they_are_chosen_give_the_same_bits() {
         for hundredths in [85, 55, 45] {
             let Some(model) = limited(&device, &path, options(8), needed, hundredths) else { continue };
             let before = model.streaming().unwrap();
-            let kept = before.experts.expect("experts are kept");
+            let kept = before.experts.expect("an expert cache");
             assert_eq!((before.n_layers, before.n_streamed, kept.n_experts), (8, 8, 8 * 32));
             let after = check(&whole, &model, 30, &format!("{hundredths} % on {name}"));
             let experts = after.experts.unwrap();

@@ -17,8 +17,8 @@ pub const SIZE: u32 = 4;
 /// they meet. All numbers are f32, whatever their type.
 pub fn emulated(label: &str, subgroup: u32, arrays: &[(&str, &str, u32)]) -> String {
     let mut variants = shaders::ALL.iter().flat_map(|kernel| kernel.variants.iter());
-    let variant = variants.find(|v| v.label == label).expect("the variant is there");
-    let size = variant.tier.matrix_size().expect("its tier has matrices");
+    let variant = variants.find(|v| v.label == label).expect("the variant exists");
+    let size = variant.tier.matrix_size().expect("a tier with matrices");
     let matrix = format!("coop_mat{size}x{size}");
     let (right, sum, product) = match SIZE * SIZE / subgroup {
         1 => ("vec4<f32>", "f32", "dot(a, b)"),
@@ -66,7 +66,7 @@ pub fn emulated(label: &str, subgroup: u32, arrays: &[(&str, &str, u32)]) -> Str
     }
     assert!(!source.contains("coop"), "an operation has no emulation");
     let (head, body) = source.split_once("@compute").expect("an entry point");
-    let (entry, body) = body.split_once(") {\n").expect("its body");
+    let (entry, body) = body.split_once(") {\n").expect("a function body");
     let columns = SIZE * SIZE / subgroup;
     format!(
         "{head}var<private> own_row: u32 = 0u;
@@ -231,7 +231,7 @@ impl Gpu {
         encoder.copy_buffer_to_buffer(&result, 0, &read, 0, result.size());
         self.queue.submit([encoder.finish()]);
         read.map_async(wgpu::MapMode::Read, .., |outcome| outcome.expect("the result is read"));
-        device.poll(wgpu::PollType::wait_indefinitely()).expect("the queue ends");
+        device.poll(wgpu::PollType::wait_indefinitely()).expect("the queue drains");
         bytemuck::cast_slice(&read.get_mapped_range(..).expect("the result is mapped")).to_vec()
     }
 }

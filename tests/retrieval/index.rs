@@ -21,14 +21,14 @@ fn options(metric: Metric, storage: Storage) -> IndexOptions {
 }
 
 fn index_of(device: &Device, dims: u32, options: IndexOptions, vectors: &[f32]) -> Index {
-    let mut index = Index::new(device, dims, options).expect("dimensions are fine");
-    let ids = block_on(index.append(vectors)).expect("the vectors are fine");
+    let mut index = Index::new(device, dims, options).expect("valid dimensions");
+    let ids = block_on(index.append(vectors)).expect("valid vectors");
     assert_eq!(ids, 0..(vectors.len() / dims as usize) as u32);
     index
 }
 
 fn search(index: &Index, queries: &[f32], k: usize, filter: Option<&Bitset>) -> Vec<Vec<Hit>> {
-    block_on(index.search(queries, k, filter)).expect("the search is fine")
+    block_on(index.search(queries, k, filter)).expect("a valid search")
 }
 
 fn ids(hits: &[Hit]) -> Vec<u32> {
@@ -93,17 +93,16 @@ fn many_vectors_are_sorted_as_on_the_cpu() {
     let made = start.elapsed();
     for device in shared::executors() {
         let start = Instant::now();
-        let mut index =
-            Index::new(&device, DIMS as u32, options(Metric::Dot, Storage::F16)).expect("dimensions are fine");
+        let mut index = Index::new(&device, DIMS as u32, options(Metric::Dot, Storage::F16)).expect("valid dimensions");
         for part in vectors.chunks(50_000 * DIMS) {
             let part: Vec<f32> = part.iter().map(|&x| f32::from(x)).collect();
-            block_on(index.append(&part)).expect("the vectors are fine");
+            block_on(index.append(&part)).expect("valid vectors");
         }
         let appended = start.elapsed();
         let is_deleted = |id: u32| id.is_multiple_of(70);
         assert_eq!(search(&index, &queries, K, None), best(&|_| true), "{:?}", device.info());
         let searched = start.elapsed() - appended;
-        index.delete(&deleted).expect("all are there");
+        index.delete(&deleted).expect("the vectors exist");
         assert_eq!(search(&index, &queries, K, None), best(&|id| !is_deleted(id)), "{:?}", device.info());
         let found = search(&index, &queries, K, Some(&allowed));
         assert_eq!(found, best(&|id| !is_deleted(id) && id % 3 != 1), "{:?}", device.info());
@@ -191,13 +190,11 @@ fn pieces_are_found_like_the_whole() {
     for device in devices() {
         for storage in Storage::ALL {
             let all = index_of(&device, dims as u32, options(Metric::Dot, storage), &vectors);
-            let mut pieces =
-                Index::new(&device, dims as u32, options(Metric::Dot, storage)).expect("dimensions are fine");
+            let mut pieces = Index::new(&device, dims as u32, options(Metric::Dot, storage)).expect("valid dimensions");
             assert_eq!(search(&pieces, &queries, 5, None), vec![vec![]; 3], "nothing is in it");
             let mut end = 0;
             for part in [1, 1, 30, 993, 7, 2000, 2968] {
-                let ids =
-                    block_on(pieces.append(&vectors[end * dims..(end + part) * dims])).expect("the vectors are fine");
+                let ids = block_on(pieces.append(&vectors[end * dims..(end + part) * dims])).expect("valid vectors");
                 assert_eq!(ids, end as u32..(end + part) as u32);
                 end += part;
                 let alone = index_of(&device, dims as u32, options(Metric::Dot, storage), &vectors[..end * dims]);
@@ -208,7 +205,7 @@ fn pieces_are_found_like_the_whole() {
                 );
             }
             assert_eq!(search(&pieces, &queries, 50, None), search(&all, &queries, 50, None), "{storage:?}");
-            assert_eq!(block_on(pieces.append(&[])).expect("nothing is fine"), n as u32..n as u32);
+            assert_eq!(block_on(pieces.append(&[])).expect("an empty append is valid"), n as u32..n as u32);
         }
     }
 }
@@ -224,8 +221,8 @@ fn filters_and_deletions_hide_vectors() {
         let mut gone: Vec<u32> = ids(&search(&index, &query, 100, None)[0]);
         gone.push(999);
         let is_gone = |id: u32| gone.contains(&id);
-        assert_eq!(index.delete(&gone).expect("all are there"), 101);
-        assert_eq!(index.delete(&gone).expect("all were there"), 0, "nothing is left to delete");
+        assert_eq!(index.delete(&gone).expect("the vectors exist"), 101);
+        assert_eq!(index.delete(&gone).expect("the vectors existed"), 0, "nothing is left to delete");
         assert_eq!((index.len(), index.n_ids()), (n as u32 - 101, n as u32));
         assert!(index.contains(2999) != is_gone(2999) && !index.contains(999) && !index.contains(n as u32));
         let all = |is_in: &dyn Fn(u32) -> bool| sorted(&vectors, &query, |id| !is_gone(id) && is_in(id));
@@ -234,8 +231,8 @@ fn filters_and_deletions_hide_vectors() {
         assert_eq!(search(&index, &query, 70, Some(&few))[0], all(&|id| id % 1000 == 999), "fewer than asked for");
         assert_eq!(search(&index, &query, 70, Some(&Bitset::new(n as u32)))[0], [], "none is allowed");
         // Deleted ids are not reused.
-        assert_eq!(block_on(index.append(&query)).expect("the vector is fine"), n as u32..n as u32 + 1);
-        index.delete(&(0..=n as u32).collect::<Vec<_>>()).expect("all were there");
+        assert_eq!(block_on(index.append(&query)).expect("a valid vector"), n as u32..n as u32 + 1);
+        index.delete(&(0..=n as u32).collect::<Vec<_>>()).expect("the vectors existed");
         assert!(index.is_empty() && search(&index, &query, 3, None)[0].is_empty());
     }
 }
@@ -258,8 +255,8 @@ fn steady_searches_build_nothing() {
     }
     // Nor does appending within capacity, or deletion.
     let before = device.counters();
-    block_on(index.append(&vectors[..64])).expect("the vector is fine");
-    index.delete(&[0, 1]).expect("they are there");
+    block_on(index.append(&vectors[..64])).expect("a valid vector");
+    index.delete(&[0, 1]).expect("the vectors exist");
     search(&index, &queries, 10, None);
     let did = device.counters() - before;
     assert_eq!((did.pipelines_created, did.bind_groups_created, did.buffers_created), (0, 0, 0));
@@ -283,7 +280,7 @@ fn searches_side_by_side_do_not_meet() {
                 std::task::Poll::Pending => block_on(search),
             };
             let wanted = sorted(&vectors, &queries[i * 8..][..8], |id| id % 3 == i as u32 + 1);
-            assert_eq!(found.expect("the search is fine")[0], wanted[..9]);
+            assert_eq!(found.expect("a valid search")[0], wanted[..9]);
         }
     }
 }
@@ -324,7 +321,7 @@ fn bad_vectors_are_refused_by_name() {
         let mut index = index_of(&device, 2, options(Metric::Dot, storage), &[largest, 0.0]);
         let found = refused(block_on(index.append(&[0.0, 0.0, 1.0, -1.001 * largest])));
         assert!(found.starts_with("record 1: one of magnitude"), "{found}");
-        let tiny = block_on(index.append(&[1e-30, 0.0])).expect("it becomes zero");
+        let tiny = block_on(index.append(&[1e-30, 0.0])).expect("normalises to zero");
         assert_eq!(
             search(&index, &[1.0, 1.0], 2, None)[0],
             [Hit { id: 0, score: largest }, Hit { id: tiny.start, score: 0.0 }]
@@ -340,8 +337,8 @@ fn bad_vectors_are_refused_by_name() {
         assert!(matches!(error, Error::Option { option: "k", .. }), "{error}");
     }
     let named = IndexOptions { model: Some("minilm".into()), ..IndexOptions::default() };
-    let named = Index::new(&device, 3, named).expect("dimensions are fine");
-    named.expect_model("minilm", 3).expect("it is for that");
+    let named = Index::new(&device, 3, named).expect("valid dimensions");
+    named.expect_model("minilm", 3).expect("the model matches");
     assert_eq!(refused(named.expect_model("minilm", 4)), "dims: 3");
     assert_eq!(refused(named.expect_model("other", 3)), "model: `minilm`");
     assert_eq!(refused(index.expect_model("minilm", 3)), "model: none");
@@ -374,47 +371,44 @@ fn files_come_back_to_the_byte() {
             for [dims, n] in [[1, 1], [45, 40], [64, 2500]] {
                 let vectors: Vec<f32> = common::uniform(n * dims, 12);
                 let mut index = index_of(&device, dims as u32, described(metric, storage), &vectors);
-                index.delete(&[n as u32 / 2]).expect("it is there");
+                index.delete(&[n as u32 / 2]).expect("the vector exists");
                 let path = folder.join("folder").join("index.safetensors");
-                block_on(index.save(&path)).expect("the folder can be written");
-                let bytes = std::fs::read(&path).expect("it was written");
-                assert!(block_on(index.to_bytes()).expect("it can be read") == bytes, "both ways are the same");
-                let mut loaded = block_on(Index::load(&device, &path)).expect("it was just written");
-                assert!(
-                    block_on(loaded.to_bytes()).expect("it can be read") == bytes,
-                    "{n} x {dims} {metric:?} {storage:?}"
-                );
+                block_on(index.save(&path)).expect("the folder is writable");
+                let bytes = std::fs::read(&path).expect("the file was written");
+                assert!(block_on(index.to_bytes()).expect("readable") == bytes, "both ways are the same");
+                let mut loaded = block_on(Index::load(&device, &path)).expect("just written");
+                assert!(block_on(loaded.to_bytes()).expect("readable") == bytes, "{n} x {dims} {metric:?} {storage:?}");
                 assert_eq!((loaded.options(), loaded.dims()), (index.options(), index.dims()));
                 let found = search(&index, &vectors[..dims], 30, None);
                 assert_eq!(search(&loaded, &vectors[..dims], 30, None), found);
                 // Both behave alike afterwards.
                 for index in [&mut index, &mut loaded] {
-                    block_on(index.append(&vectors)).expect("the vectors are fine");
-                    index.delete(&[0, n as u32]).expect("they are there");
+                    block_on(index.append(&vectors)).expect("valid vectors");
+                    index.delete(&[0, n as u32]).expect("the vectors exist");
                 }
                 assert_eq!(search(&loaded, &vectors[..dims], 30, None), search(&index, &vectors[..dims], 30, None));
                 assert!(block_on(loaded.to_bytes()).ok() == block_on(index.to_bytes()).ok());
             }
         }
-        let empty = Index::new(&device, 7, IndexOptions::default()).expect("dimensions are fine");
-        let bytes = block_on(empty.to_bytes()).expect("there is nothing to read");
-        let empty = block_on(Index::from_bytes(&device, &bytes)).expect("it was just written");
+        let empty = Index::new(&device, 7, IndexOptions::default()).expect("valid dimensions");
+        let bytes = block_on(empty.to_bytes()).expect("an empty index is readable");
+        let empty = block_on(Index::from_bytes(&device, &bytes)).expect("just written");
         assert_eq!((empty.n_ids(), empty.dims()), (0, 7));
     }
-    let left: Vec<_> = std::fs::read_dir(folder.join("folder")).expect("it is there").collect();
+    let left: Vec<_> = std::fs::read_dir(folder.join("folder")).expect("the folder exists").collect();
     assert_eq!(left.len(), 1, "only the file itself is left");
     let error = block_on(Index::load(&common::cpu(), folder.join("none"))).expect_err("no such file");
     assert!(matches!(error, Error::Io { .. }), "{error}");
-    std::fs::write(folder.join("bad"), b"none").expect("the folder can be written");
+    std::fs::write(folder.join("bad"), b"none").expect("the folder is writable");
     let error = block_on(Index::load(&common::cpu(), folder.join("bad"))).expect_err("no index");
     assert!(matches!(error, Error::InFile { .. }), "{error}");
-    std::fs::remove_dir_all(&folder).expect("it is there");
+    std::fs::remove_dir_all(&folder).expect("the folder exists");
 }
 
 /// A tensor's data range in a file, by the header.
 fn data(bytes: &[u8], name: &str) -> Range<usize> {
-    let header = Safetensors::parse(bytes, bytes.len() as u64).expect("the file is fine");
-    let range = header.tensor(name).expect("it is there").range();
+    let header = Safetensors::parse(bytes, bytes.len() as u64).expect("a valid file");
+    let range = header.tensor(name).expect("the tensor exists").range();
     range.start as usize..range.end as usize
 }
 
@@ -440,16 +434,16 @@ fn files_arrive_and_leave_in_pieces() {
         for (metric, storage) in Metric::ALL.iter().flat_map(|&m| Storage::ALL.map(|s| (m, s))) {
             let vectors: Vec<f32> = common::uniform(40 * 45, 15);
             let mut index = index_of(&device, 45, described(metric, storage), &vectors);
-            index.delete(&[7]).expect("it is there");
-            let bytes = block_on(index.to_bytes()).expect("it can be read");
+            index.delete(&[7]).expect("the vector exists");
+            let bytes = block_on(index.to_bytes()).expect("readable");
             if (metric, storage) == (Metric::Dot, Storage::F32) {
                 assert_eq!(bytes[data(&bytes, "vectors")], *bytemuck::cast_slice::<f32, u8>(&vectors));
             }
             for at_once in [1, 7, 1000, usize::MAX] {
                 for len in [Some(bytes.len() as u64), None] {
-                    let index = arrived(&device, &bytes, at_once, len).expect("it was just written");
+                    let index = arrived(&device, &bytes, at_once, len).expect("just written");
                     let name = format!("{metric:?} {storage:?} {at_once} {len:?}");
-                    assert!(block_on(index.to_bytes()).expect("it can be read") == bytes, "{name}");
+                    assert!(block_on(index.to_bytes()).expect("readable") == bytes, "{name}");
                 }
             }
             for end in [3, 100, data(&bytes, "vectors").start + 50, bytes.len() - 1] {
@@ -458,11 +452,11 @@ fn files_arrive_and_leave_in_pieces() {
             }
 
             // Vectors appended during the save are not part of it.
-            let mut saving = index.saving().expect("it can be read");
+            let mut saving = index.saving().expect("readable");
             assert_eq!(saving.size_bytes(), bytes.len() as u64);
-            block_on(index.append(&vectors)).expect("the vectors are fine");
+            block_on(index.append(&vectors)).expect("valid vectors");
             let mut written = Vec::new();
-            while let Some(piece) = block_on(saving.next()).expect("it can be read") {
+            while let Some(piece) = block_on(saving.next()).expect("readable") {
                 written.extend(piece);
             }
             assert!(written == bytes, "{metric:?} {storage:?}");
@@ -470,9 +464,9 @@ fn files_arrive_and_leave_in_pieces() {
         // More rows than fit in a piece, across shards.
         let vectors: Vec<f32> = common::uniform(5000 * 512, 16);
         let index = index_of(&device, 512, options(Metric::Dot, Storage::F32), &vectors);
-        let mut saving = index.saving().expect("it can be read");
+        let mut saving = index.saving().expect("readable");
         let mut pieces = Vec::new();
-        while let Some(piece) = block_on(saving.next()).expect("it can be read") {
+        while let Some(piece) = block_on(saving.next()).expect("readable") {
             pieces.push(piece);
         }
         assert!(pieces.iter().all(|piece| piece.len() <= 4 << 20), "pieces are small");
@@ -487,17 +481,17 @@ fn scales_may_come_before_their_vectors() {
     let device = common::cpu();
     let vectors: Vec<f32> = common::uniform(40 * 45, 17);
     let index = index_of(&device, 45, described(Metric::Cosine, Storage::Int8), &vectors);
-    let good = block_on(index.to_bytes()).expect("it can be read");
-    let header = Safetensors::parse(&good, good.len() as u64).expect("the file is fine");
+    let good = block_on(index.to_bytes()).expect("readable");
+    let header = Safetensors::parse(&good, good.len() as u64).expect("a valid file");
     let names = ["scales", "vectors", "live"];
-    let tensors = names.map(|name| header.tensor(name).expect("it is there"));
+    let tensors = names.map(|name| header.tensor(name).expect("the tensor exists"));
     let metadata = header.metadata.iter().map(|(key, text)| (key.as_str(), text.as_str()));
     let layout = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.block_type, tensor.shape.as_slice()));
     let mut bytes = Safetensors::head(metadata, layout);
     names.iter().for_each(|name| bytes.extend_from_slice(&good[data(&good, name)]));
     for at_once in [5, usize::MAX] {
-        let index = arrived(&device, &bytes, at_once, None).expect("nothing is wrong with it");
-        assert!(block_on(index.to_bytes()).expect("it can be read") == good);
+        let index = arrived(&device, &bytes, at_once, None).expect("a valid file");
+        assert!(block_on(index.to_bytes()).expect("readable") == good);
     }
     // A scale of 2, and an incremented byte.
     let (scale, byte) = (data(&bytes, "scales").start + (3 * 2 + 1) * 2, data(&bytes, "vectors").start + 4 * 45);
@@ -520,7 +514,7 @@ fn broken_files_are_refused_by_name() {
     let vectors: Vec<f32> = common::uniform(40 * 45, 13);
     let file = |storage| {
         let index = index_of(&device, 45, described(Metric::Cosine, storage), &vectors);
-        block_on(index.to_bytes()).expect("it can be read")
+        block_on(index.to_bytes()).expect("readable")
     };
     let fault = |bytes: &[u8]| match block_on(Index::from_bytes(&device, bytes)) {
         Err(Error::Format { format, field, offset, .. }) => (format, field, offset as usize),
@@ -571,7 +565,7 @@ fn broken_files_are_refused_by_name() {
             let header = String::from_utf8_lossy(&good[..live.start]);
             let at = header.find(text).unwrap_or_else(|| panic!("{text} in {header}"));
             // The length prefix is not text, so search the bytes.
-            let at = (0..=at).find(|&at| good[at..].starts_with(text.as_bytes())).expect("it is there");
+            let at = (0..=at).find(|&at| good[at..].starts_with(text.as_bytes())).expect("the text occurs");
             let (format, found, _) = broken(at, other.as_bytes());
             assert_eq!((format, found.as_str()), ("index", field), "{other}");
         }

@@ -216,7 +216,7 @@ fn devices() -> Vec<Device> {
 
 fn corpus(device: &Device, file: &File, storage: WeightType, items: &[f32]) -> Mol {
     let weights = MolWeights::from_safetensors(&file.bytes()).expect("the file is valid");
-    let mut mol = Mol::new(device, &weights, storage).expect("the form is one of the kernel's");
+    let mut mol = Mol::new(device, &weights, storage).expect("a form of the kernel");
     // In two parts: ids continue.
     let cut = items.len() / ITEM / 3 * ITEM;
     let parts = [&items[..cut], &items[cut..]].into_iter().filter(|part| !part.is_empty());
@@ -267,18 +267,18 @@ fn scores_agree_with_the_formula() {
 #[test]
 fn the_demo_pages_similarity_scores_as_its_reference_says() {
     let root = env!("CARGO_MANIFEST_DIR");
-    let text = std::fs::read_to_string(format!("{root}/tests/data/search/reference.json")).expect("it is there");
-    let reference: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+    let text = std::fs::read_to_string(format!("{root}/tests/data/search/reference.json")).expect("the file exists");
+    let reference: serde_json::Value = serde_json::from_str(&text).expect("valid JSON");
     let rows = |name: &str| -> Vec<Vec<f64>> {
         serde_json::from_value(reference[name].clone()).unwrap_or_else(|error| panic!("{name}: {error}"))
     };
     let flat = |name: &str| rows(name).concat().iter().map(|&x| x as f32).collect::<Vec<f32>>();
-    let weights = std::fs::read(format!("{root}/www/mol.safetensors")).expect("it is there");
+    let weights = std::fs::read(format!("{root}/www/mol.safetensors")).expect("the file exists");
     let weights = MolWeights::from_safetensors(&weights).expect("the file is valid");
     for device in devices() {
-        let mut mol = Mol::new(&device, &weights, WeightType::F32).expect("the form is one of the kernel's");
+        let mut mol = Mol::new(&device, &weights, WeightType::F32).expect("a form of the kernel");
         block_on(mol.append(&flat("items"))).expect("items are appended");
-        let found = block_on(mol.search(&flat("queries"), &[], 4, MolSearch::BruteForce)).expect("it searches");
+        let found = block_on(mol.search(&flat("queries"), &[], 4, MolSearch::BruteForce)).expect("the search succeeds");
         let (name, want) = (&device.info().name, rows("scores"));
         assert_eq!((found.hits.len(), want.concat().len()), (want.len(), 8), "{name}");
         for (query, (hits, want)) in found.hits.iter().zip(&want).enumerate() {
@@ -525,7 +525,7 @@ fn bad_input_is_refused_by_name() {
         assert_eq!(format!("{weights:?}"), format!("{whole:?}"));
     }
     let mut loader = MolLoader::new(None);
-    loader.push(&bytes[..bytes.len() - 4]).expect("so far it is valid");
+    loader.push(&bytes[..bytes.len() - 4]).expect("a valid prefix");
     assert!(matches!(loader.end(), Err(Error::Truncated { .. })));
 
     let device = common::cpu();
@@ -535,7 +535,7 @@ fn bad_input_is_refused_by_name() {
     let weights = MolWeights::from_safetensors(&bytes).expect("the file is valid");
     assert_eq!((named.model(), weights.model()), (Some("an encoder"), None));
     assert!(matches!(Mol::new(&device, &weights, WeightType::Q4_0), Err(Error::Option { option: "storage", .. })));
-    let mut mol = Mol::new(&device, &weights, WeightType::F16).expect("the form is one of the kernel's");
+    let mut mol = Mol::new(&device, &weights, WeightType::F16).expect("a form of the kernel");
     let option = |result: Result<(), Error>| match result {
         Err(Error::Option { option, found, .. }) => format!("{option}: {found}"),
         other => panic!("{other:?}"),

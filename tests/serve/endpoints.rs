@@ -212,7 +212,7 @@ fn the_token_that_ends_a_text_is_not_told() {
     let tokenizer = model.tokenizer().unwrap();
     let first_byte = tokenizer.encode("\u{1F600}", false).unwrap().into_iter();
     let byte = first_byte.map(|id| (id, tokenizer.token_bytes(id).unwrap_or_default().to_vec()));
-    let (byte, _) = byte.into_iter().find(|(_, bytes)| bytes == &[0xf0]).expect("it is a token of a byte");
+    let (byte, _) = byte.into_iter().find(|(_, bytes)| bytes == &[0xf0]).expect("the vocabulary has a token per byte");
     let mut n_seen = 0;
     for (path, is_chat) in [("/v1/completions", false), ("/v1/chat/completions", true)] {
         for (seed, bias) in [(0, 80), (1, 80), (0, 82), (1, 82)] {

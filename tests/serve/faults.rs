@@ -159,7 +159,7 @@ fn a_panic_is_an_error_that_probes_see() {
     let (let_go, may_load) = channel();
     let (ends, of_spec) = (Mutex::new(Some((begins, may_load))), faults.clone());
     let story = move || {
-        let (begins, may_load) = ends.lock().unwrap().take().expect("the engine loads it again");
+        let (begins, may_load) = ends.lock().unwrap().take().expect("the engine reloads the model");
         let (model, faults) = (Model::builtin(&open(&of_spec)?)?, of_spec.clone());
         let load = move |device: &Device| {
             begins.send(()).unwrap();
@@ -191,7 +191,7 @@ fn a_panic_is_an_error_that_probes_see() {
     assert!(parts.len() > 2 && parts[0]["choices"][0]["text"].is_string(), "{text}");
     assert_eq!(parts.last().unwrap()["error"]["code"], "panic", "{text}");
     assert!(parts.iter().all(|part| part["choices"][0]["finish_reason"].is_null()), "{text}");
-    assert!(!text.contains("injected"), "a panic's own words are nobody's business: {text}");
+    assert!(!text.contains("injected"), "a panic's message must not reach clients: {text}");
     begun.recv().unwrap();
     assert_eq!((health(), up()), ((503, json!("down")), 0));
     let mut waits = completion(&server, false);

@@ -306,7 +306,7 @@ fn answer_bytes() {
     let choices = answer["choices"].as_array().unwrap();
     let n: usize = choices.iter().map(|choice| choice["logprobs"]["content"].as_array().unwrap().len()).sum();
     assert!(choices.len() == 2 && choices.iter().all(|choice| choice["finish_reason"] == "length"), "{answer}");
-    assert!((1..20).contains(&n), "{n} tokens are told");
+    assert!((1..20).contains(&n), "{n} tokens returned");
     assert!(!choices[0]["message"]["content"].as_str().unwrap().is_empty(), "{answer}");
 }
 

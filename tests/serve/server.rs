@@ -58,7 +58,7 @@ pub fn load_story(options: &EngineOptions, template: Option<&str>) -> Result<Loa
 }
 
 pub fn encoder_path(name: &str) -> PathBuf {
-    common::data(&["encoders"]).expect("it is committed").join(format!("encoders/{name}"))
+    common::data(&["encoders"]).expect("committed test data").join(format!("encoders/{name}"))
 }
 
 pub fn embedder() -> Result<Embedder, Error> {
