@@ -22,7 +22,7 @@ function writeNotices(out, results) {
     const place = join(repository, folder);
     const { name, version, license } = JSON.parse(readFileSync(join(place, "package.json"), "utf8"));
     const texts = readdirSync(place).filter((file) => /^(licen[cs]e|copying|notice)/i.test(file));
-    if (texts.length === 0) throw new Error(`${name} has no text of its licence, ${license}`);
+    if (texts.length === 0) throw new Error(`${name} has no licence text (${license})`);
     return [`Of ${name} ${version}, ${license}:`, ...texts.map((file) => readFileSync(join(place, file), "utf8").trim())].join("\n\n");
   });
   const rule = `\n\n${"-".repeat(100)}\n`;

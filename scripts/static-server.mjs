@@ -110,7 +110,7 @@ if (import.meta.url === pathToFileURL(process.argv[1]).href) {
     });
   });
   server.on("error", (error) => {
-    console.error(error.code === "EADDRINUSE" ? `port ${port} is taken: give another one` : error.message);
+    console.error(error.code === "EADDRINUSE" ? `port ${port} is in use: choose another one` : error.message);
     process.exitCode = 1;
   });
   server.listen(Number(port), "127.0.0.1", () => console.log(`http://localhost:${server.address().port}/`));

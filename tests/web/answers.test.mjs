@@ -281,7 +281,7 @@ everywhere(
       assert.ok(seed % 2 === 1 ? toolCalls.length > 0 : seed === 8 || toolCalls.length === 1, `${stopReason}: ${JSON.stringify(toolCalls)}`);
       for (const { function: { name, arguments: given } } of toolCalls) assert.ok(schemas[name](given), `${name}(${JSON.stringify(given)})`);
     }
-    assert.ok(whole >= 5, `${whole} of 9 answers came to their end`);
+    assert.ok(whole >= 5, `${whole} of 9 answers ended`);
     assert.ok(ordered.stopReason === "max_tokens" || ordered.toolCalls.length > 0, JSON.stringify(ordered));
     assert.ok(ordered.toolCalls.every(({ function: { name } }) => name === "order"));
     assert.deepEqual(none.toolCalls, []);
@@ -421,7 +421,7 @@ everywhere(
       assert.ok(matches(JSON.parse(text)), text);
     }
     const thoughts = (answers) => answers.filter(({ thinking }) => thinking !== "").length;
-    console.log(`${place}: ${thoughts(free)} of ${free.length} answers begin with a thought, of those in which the prompt has begun one ${thoughts(begun)}`);
+    console.log(`${place}: ${thoughts(free)} of ${free.length} answers begin with reasoning, of those with reasoning opened by the prompt ${thoughts(begun)}`);
     assert.ok(thoughts(free) > 0 && thoughts(free) < free.length);
     assert.ok(thoughts(begun) > 0);
     assert.deepEqual([thoughts(unthought), thoughts(cutShort)], [0, 0]);

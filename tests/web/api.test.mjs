@@ -235,7 +235,7 @@ everywhere(
   },
   ({ outcomes: [plain, own, early], later, expected }) => {
     assert.equal(plain.name, "AbortError");
-    assert.ok(plain.count < 12, `${plain.count} pieces came`);
+    assert.ok(plain.count < 12, `${plain.count} pieces arrived`);
     assert.deepEqual([own.message, own.same], ["enough", true]);
     assert.deepEqual(early, { name: "AbortError", same: true });
     assert.equal(later, expected);

@@ -99,7 +99,7 @@ test("the page measures what Chromium has, and its report is as it should be", l
 });
 
 test("the checker refuses what is no good report", () => {
-  assert.ok(report !== undefined, "the page gave none");
+  assert.ok(report !== undefined, "the page returned none");
   const refused = (break_, message) => {
     const broken = structuredClone(report);
     const given = break_(broken);
@@ -129,7 +129,7 @@ test("the checker refuses what is no good report", () => {
   refused((it) => { it.models[0].tests[0].tokens_per_second.lowest *= 1000; }, /not in order/);
   refused((it) => { it.models[0].tests[1].n_tokens += 1; }, /test is tg/);
   refused((it) => { const row = it.probes[0]; row.seconds /= 1e9; row.bytes_per_second *= 1e9; }, /bytes_per_second/);
-  assert.deepEqual(problems(JSON.stringify(report)), [], "unbroken it is fine");
+  assert.deepEqual(problems(JSON.stringify(report)), [], "the unmodified report is valid");
   assert.equal(report.schema, SCHEMA);
 });
 

@@ -112,7 +112,7 @@ everywhere(
         const count = (id) => ids.slice(0, step).filter((other) => other === id).length;
         const score = ([id, logprob]) => logprob - (count(id) > 0 ? presencePenalty : 0) - frequencyPenalty * count(id) + (logitBias[id] ?? 0);
         const scores = likely[step].map((token) => [token[0], score(token)]).sort((a, b) => b[1] - a[1]);
-        assert.ok(scores[0][1] > likely[step].at(-1)[1], "the best of all tokens is among those that were told");
+        assert.ok(scores[0][1] > likely[step].at(-1)[1], "the best of all tokens is among those reported");
         // Two that are equal up to rounding may swap places.
         if (scores[0][1] - scores[1][1] > 1e-3) assert.equal(id, scores[0][0], `${JSON.stringify(SETTINGS[at])}, token ${step}: ${JSON.stringify(scores.slice(0, 3))}`);
       }

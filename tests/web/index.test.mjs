@@ -49,7 +49,7 @@ function checkHits(found, { metric, storage, isAllowed, asked }) {
     hits.forEach(({ id, score }, rank) => {
       assert.ok(exact.has(id), `query ${i}: id ${id} must not be found`);
       assert.ok(Math.abs(score - exact.get(id)) <= bound, `query ${i}: id ${id} scores ${score}, expected ${exact.get(id)} ± ${bound}`);
-      assert.ok(Math.abs(exact.get(id) - want[rank].score) <= 2 * bound, `query ${i}: id ${id} is no hit of rank ${rank}`);
+      assert.ok(Math.abs(exact.get(id) - want[rank].score) <= 2 * bound, `query ${i}: id ${id} is not a hit of rank ${rank}`);
       const next = hits[rank + 1];
       assert.ok(!next || score > next.score || (score === next.score && id < next.id), `query ${i}: order at rank ${rank}`);
     });
@@ -104,7 +104,7 @@ for (const [place, execute] of Object.entries(places)) {
       }
       assert.equal(outcome.backend, device === "cpu" ? "cpu" : "webgpu");
       assert.deepEqual([outcome.firsts, outcome.lengths], [[0, 700], [COUNT, COUNT - deleted.length]]);
-      assert.deepEqual(outcome.kept, [vectors.length, asked.length], "arrays stay the caller's");
+      assert.deepEqual(outcome.kept, [vectors.length, asked.length], "the caller keeps its arrays");
       checkHits(outcome.plain, { metric, storage, asked, isAllowed: () => true });
       if (metric === "cosine") assert.deepEqual(outcome.plain[0].slice(0, 2).map(({ id }) => id), [2, 3], "equals by id");
       checkHits(outcome.filtered, { metric, storage, asked, isAllowed: (id) => id % 3 === 0 });

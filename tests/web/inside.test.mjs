@@ -47,7 +47,7 @@ async function look({ Model }, { ids, device, heads }) {
 }
 
 function check({ refused, timeline, nTimed, nStep, attention, first, after, untouched, nLayers }, clocks) {
-  assert.equal(after, untouched, "whoever asks changes nothing");
+  assert.equal(after, untouched, "inspection changes nothing");
   assert.ok(after.startsWith(first));
   // The pass's kernels: embedding, identical layers, head, and token choice.
   const { dispatches } = timeline;
@@ -71,7 +71,7 @@ function check({ refused, timeline, nTimed, nStep, attention, first, after, unto
       const seen = weights.slice(row * columns, row * columns + own + 1);
       assert.ok(Math.abs(seen.reduce((sum, weight) => sum + weight, 0) - 1) < 1e-4);
       assert.ok(seen.every((weight) => weight >= 0));
-      assert.ok(weights.slice(row * columns + own + 1, (row + 1) * columns).every((weight) => weight === 0), "no token sees a later one");
+      assert.ok(weights.slice(row * columns + own + 1, (row + 1) * columns).every((weight) => weight === 0), "attention is causal");
     }
   }
   const patterns = [

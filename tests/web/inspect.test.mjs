@@ -248,7 +248,7 @@ test("Chromium: a model of a hub is looked at, fetched, listed, loaded without a
   const { report, cached, progress, part } = told;
   assert.deepEqual([report.licence, report.kind, report.sizeBytes], ["mit", "model", stories.length]);
   assert.ok(asked.length > 0 && asked.every((token) => token === "Bearer secret"));
-  assert.deepEqual(told.untouched, [], "looking at it keeps nothing");
+  assert.deepEqual(told.untouched, [], "inspection stores nothing");
   assert.ok(sentByHub.reduce((sum, n) => sum + n) < stories.length * 1.5, `headers, and the file once: ${sentByHub}`);
   assert.deepEqual(progress.at(-1).slice(1), [stories.length, stories.length]);
   assert.equal(cached.length, 1);

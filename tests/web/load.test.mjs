@@ -90,7 +90,7 @@ function assertRefused(seen, code, url) {
   assert.equal(seen.error?.code, code, JSON.stringify(seen.error));
   assert.equal(seen.error.name, "TilewrightError");
   assert.match(seen.error.message, /\w+ \w+ \w+/);
-  assert.equal(entryOf(seen, url), undefined, "something stayed in the cache");
+  assert.equal(entryOf(seen, url), undefined, "the cache kept an entry");
 }
 
 test("progress only grows, and ends at the file's size", limited, async () => {
@@ -209,10 +209,10 @@ test("an aborted load throws AbortError and ends its worker", limited, async () 
   const seen = await page.evaluate(loadHere, argumentsFor(url, {}, { abortAtBytes: 1 }));
   assert.equal(seen.error.name, "AbortError");
   for (let i = 0; i < 50 && page.workers().length > 0; i++) await sleep(100);
-  assert.equal(page.workers().length, 0, "workers that are left");
+  assert.equal(page.workers().length, 0, "remaining workers");
   const sent = server.sent(url);
   await sleep(500);
-  assert.equal(server.sent(url), sent, "the download went on");
+  assert.equal(server.sent(url), sent, "the download continued");
   await page.close();
 });
 
@@ -222,7 +222,7 @@ test("a download that was aborted goes on where it stopped", limited, async () =
   const url = server.url("files/resume.gguf");
   const aborted = await load(url, {}, { abortAtBytes: 40 * MIB });
   assert.equal(aborted.error.name, "AbortError");
-  assert.equal(entryOf(aborted, url)?.complete, false, "the part that was stored");
+  assert.equal(entryOf(aborted, url)?.complete, false, "the stored part");
   const sentBefore = server.sent(url);
   const seen = await load(url, {}, anyPrompt);
   assert.equal(seen.error, undefined);
@@ -482,7 +482,7 @@ test("without room the model loads, is not kept, and a notice says so", limited,
       for await (const name of folder.keys()) names.push(name);
       return names;
     });
-    assert.deepEqual(stored, [], "files that are left in the storage");
+    assert.deepEqual(stored, [], "files left in the storage");
   } finally {
     await limitStorage(page, server.origin, undefined);
     await page.close();

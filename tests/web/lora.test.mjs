@@ -66,9 +66,9 @@ everywhere(
   likeliest,
   ([without, files, one, address, none, half, wholly, bad, lone, other, endless]) => {
     for (const [name, told] of Object.entries({ files, one, address, wholly })) areNear(told, adapted, name);
-    assert.ok(without.some(([id, logprob]) => Math.abs(logprob - adapted.logprobs[id]) > 1e-2), "without one it is something else");
+    assert.ok(without.some(([id, logprob]) => Math.abs(logprob - adapted.logprobs[id]) > 1e-2), "differs without an adapter");
     areNear(none, { logprobs: Object.fromEntries(without) }, "scale 0");
-    assert.ok(half.some(([id, logprob]) => Math.abs(logprob - adapted.logprobs[id]) > 1e-2), "half as strong is something else");
+    assert.ok(half.some(([id, logprob]) => Math.abs(logprob - adapted.logprobs[id]) > 1e-2), "differs at half strength");
     assert.match(bad, /^adapter: .*adapter_config\.json.* r is 0/);
     assert.match(lone, /^option: adapter\.source has 1 files/);
     assert.match(other, /^adapter: /);

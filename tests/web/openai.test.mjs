@@ -112,7 +112,7 @@ clients(
     assert.ok(tokens.join("").trimStart().startsWith(content.trimStart()) && !tokens.slice(0, -1).join("").trimStart().startsWith(content.trimStart()), `${JSON.stringify(tokens)} of ${content}`);
     assert.equal(pieces.map(([text]) => text ?? "").join(""), content);
     assert.deepEqual(pieces.flatMap(([, tokens]) => tokens), tokens);
-    assert.ok(stopped.usage.completion_tokens > tokens.length, "the stop text has tokens, and they were generated");
+    assert.ok(stopped.usage.completion_tokens > tokens.length, "usage includes the generated tokens of the stop string");
     assert.equal(new Set(banned.map(({ token }) => token)).size, 1);
   },
 );

@@ -114,7 +114,7 @@ test("tabs: when the one with the model is closed in the middle of a text, the t
     assert.deepEqual(await going, expected);
     assert.deepEqual([server.requests(address).length - before, second.workers().length], [2, 1]);
     assert.deepEqual(await second.evaluate(() => globalThis.notices), ["taken_over"]);
-    t.diagnostic(`${n} of ${expected.ids.length} tokens came from the tab that was closed`);
+    t.diagnostic(`${n} of ${expected.ids.length} tokens came from the closed tab`);
     await second.close();
   }
 });

@@ -110,7 +110,7 @@ test("a link chooses a model and fills the prompt in; a bad one is told in a sen
   const asked = await routeHub(hub);
   const page = await open(`?${new URLSearchParams({ model: "hf:o/stories:Q4_0", prompt: "Once upon <b>a</b> time" })}`);
   await ready(page);
-  assert.deepEqual(asked, [], "nothing is downloaded before the user has said so");
+  assert.deepEqual(asked, [], "no download before the user agrees");
   assert.equal(await page.innerText("#model-name"), "Story model");
   assert.match(await page.innerText(".notice[data-code=link]"), /asks for the model “stories” of Hugging Face/);
   await page.click(".notice[data-code=link] button >> text=Load it");
@@ -206,7 +206,7 @@ test("the last model is opened again if all of it is kept, unless that is turned
 
   await load(page, url);
   await page.evaluate(() => localStorage.setItem("tilewright.last", "{half"));
-  assert.equal(await again(), builtin, "what is no JSON is nothing");
+  assert.equal(await again(), builtin, "invalid JSON is ignored");
   await page.evaluate(() => localStorage.setItem("tilewright.last", JSON.stringify({ label: 5, source: ["javascript:alert(1)"] })));
   assert.equal(await again(), builtin);
   assert.match(await page.innerText(".notice[data-code=start]"), /remembered of the last model is damaged/);
@@ -308,7 +308,7 @@ test("the first load without a model is 1.5 MB at most, and the second module is
     await ready(page);
     const names = [...sent.keys()];
     const model = sent.get("/tilewright/stories.gguf");
-    assert.ok(model > 0, "the built-in model comes as well");
+    assert.ok(model > 0, "the built-in model loads too");
     const total = [...sent.values()].reduce((sum, size) => sum + size, 0) - model;
     t.diagnostic(`${total} bytes in ${names.length - 1} files, and ${model} of the built-in model: ${[...sent].map(([name, size]) => `${name} ${size}`).join(", ")}`);
     assert.ok(total <= 1_500_000, `${total} bytes`);

@@ -68,7 +68,7 @@ for (const device of process.env.TILEWRIGHT_FULL ? ["cpu", "gpu"] : ["cpu"]) {
     const stats = await engine.stats();
     const [nFinished, nCancelled] = ["nFinished", "nCancelled"].map((name) => stats[name] - before[name]);
     assert.deepEqual([nFinished, nCancelled, stats.nFailed, stats.nRunning, stats.nQueued], [TEXTS.length, 2, 0, 0, 0]);
-    assert.ok(stats.nDecodePasses - before.nDecodePasses < stats.generatedTokens - before.generatedTokens, "no pass was of several texts");
+    assert.ok(stats.nDecodePasses - before.nDecodePasses < stats.generatedTokens - before.generatedTokens, "no pass had several sequences");
     assert.ok(stats.busySeconds > 0);
     assert.deepEqual([stats.nRecoveries, notices.filter((code) => code === "device_rebuilt").length], device === "gpu" ? [1, 1] : [0, 0]);
     model.free();
