@@ -1,4 +1,4 @@
-//! Several devices behind one queue: tokens per second of an engine on one, two or more devices.
+//! Several devices sharing one queue: tokens per second of an engine on one, two or more devices.
 //!
 //!     cargo bench --bench devices [-- MODEL [DEVICE,DEVICE]]
 //!

@@ -65,7 +65,7 @@ const hideImports = {
 async function bundlePackage(out) {
   const from = join(repository, "npm/build");
   const results = [];
-  // Names are public in the index; nobody sees those in the worker.
+  // Names in the index are public; the worker's are never visible.
   for (const [name, keepNames] of [["index", true], ["worker", false]]) {
     const settings = { ...COMMON, format: "esm", outdir: out, plugins: [hideImports], keepNames, write: false };
     const result = await esbuild.build({ ...settings, entryPoints: [join(from, `${name}.js`)] });

@@ -1033,7 +1033,7 @@ fn a_driver_that_is_dropped_leaves_nobody_waiting() {
     assert_eq!((stats.n_failed, stats.n_running, stats.n_queued), (2, 0, 0));
 }
 
-/// Two devices behind one queue: each completion equals that of one device alone, both devices do work, and no request
+/// Two devices sharing one queue: each completion equals that of one device alone, both devices do work, and no request
 /// is lost. The device with more free places takes a request.
 #[test]
 fn several_devices_share_a_queue() {

@@ -10,7 +10,7 @@ use crate::inputs::{Inputs, Source, dequantise, has_case};
 use crate::linear::{EPS, Rows, few, limit, named_columns, product};
 use crate::softmax::exp_rounding;
 
-/// T, F, K: outputs come in twos, K in blocks of 32 shared by up to 64 invocations.
+/// T, F, K: outputs are paired, K in blocks of 32 shared by up to 64 invocations.
 const GATE_UP: [[u32; 3]; 10] = [
     [1, 1, 4],
     [2, 2, 32],

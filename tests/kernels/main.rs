@@ -105,7 +105,7 @@ fn all_cases() -> Vec<Case> {
     cases
 }
 
-/// Kernels of which a case records one, by its name; `linear` and `matmul_split` choose among several.
+/// Kernels that a case may record, by its name; `linear` and `matmul_split` choose among several.
 fn kernels_of(case: &Case) -> &[&str] {
     match case.kernel {
         // Half precision records another kernel.

@@ -42,7 +42,7 @@ const answer = {
 };
 const passagesText = found.map(({ text }, i) => `[${i + 1}] ${text}`).join("\n");
 const messages = [
-  { role: "system", content: "Answer only from the passages, in one or two sentences, and list the numbers of the passages you used." },
+  { role: "system", content: "Answer from the passages alone, in a sentence or two, and list the numbers of those that you used." },
   { role: "user", content: `${passagesText}\n\nQuestion: ${question}` },
 ];
 const model = await Model.load(MODEL);
