@@ -1,4 +1,4 @@
-//! `tilewright embed` and `tilewright rerank` as a user or an engine starts them: formats, exit codes, streams.
+//! `tilewright embed` and `tilewright rerank` as a user or an engine runs them: formats, exit codes, streams.
 
 use crate::common;
 
@@ -22,7 +22,7 @@ fn tilewright(subcommand: &str, args: &[&str]) -> Command {
     command
 }
 
-/// Runs the command with this on its stdin.
+/// Runs the command with this stdin.
 fn run(mut command: Command, stdin: &[u8]) -> Output {
     let mut child = command.spawn().unwrap();
     // A command that fails early does not read.
@@ -49,7 +49,7 @@ fn minilm() -> Option<String> {
     Some(common::data(&["minilm-l6-v2"])?.join("minilm-l6-v2").to_str().unwrap().to_string())
 }
 
-/// Texts with the vectors they should have.
+/// Texts with their expected vectors.
 fn references(folder: &str) -> Vec<(String, Vec<f32>)> {
     let cases = std::fs::read(Path::new(folder).join("cases.json")).unwrap();
     let cases: Value = serde_json::from_slice(&cases).unwrap();
@@ -113,7 +113,7 @@ fn an_engine_plays_ping_pong() {
     let mut child = command(&[&model, "--io", "arrow-stream"]).spawn().unwrap();
     let mut writer = StreamWriter::try_new(child.stdin.take().unwrap(), &batch(0).schema()).unwrap();
     writer.flush().unwrap();
-    // The columns are there before the first batch, and each batch before the next.
+    // The schema arrives before the first batch, and each batch before the next.
     let mut reader = StreamReader::try_new(child.stdout.take().unwrap(), None).unwrap();
     let metadata = reader.schema().metadata().clone();
     for (key, value) in [("pooling", "mean"), ("normalized", "true"), ("version", env!("CARGO_PKG_VERSION"))] {
@@ -162,7 +162,7 @@ fn of_device_and_cpu_the_faster_takes_a_batch() {
         let vector: Vec<f32> = serde_json::from_value(line["embedding"].clone()).unwrap();
         check(&vector, expected, text);
     }
-    // A driver may say something as well.
+    // A driver may print too.
     let own: Vec<&str> = text(&output.stderr).lines().filter(|line| line.starts_with('{')).collect();
     let log = lines(own.join("\n").as_bytes());
     let places: Vec<&Value> = log.iter().filter(|line| line["place"].is_string()).collect();
@@ -181,7 +181,7 @@ fn a_closed_stdout_ends_it_quietly() {
     let mut stdout = child.stdout.take().unwrap();
     stdout.read_exact(&mut [0; 8]).unwrap();
     drop(stdout);
-    // It notices when it writes, and then does not wait for the end of stdin.
+    // It notices when it writes, and does not wait for the end of stdin.
     while child.try_wait().unwrap().is_none() {
         let _ = writeln!(stdin, "more");
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -254,7 +254,7 @@ fn texts_are_ranked_by_what_a_cross_encoder_makes_of_them() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let found = lines(&output.stdout);
     assert_eq!(found.len(), expected.len());
-    // A field of the record's own gives way.
+    // The record's own field is overwritten.
     assert_eq!(text(&output.stdout).matches("\"score\"").count(), expected.len());
     for (found, (text, logit)) in found.iter().zip(&expected) {
         assert_eq!(&found["doc"], text);

@@ -1,4 +1,4 @@
-//! Models by address, from a hub of the tests' own to files in a cache, in the library and on the command line.
+//! Downloads of models by address, from a test hub to files in a cache, in the library and on the command line.
 
 use crate::common;
 #[path = "hub/server.rs"]
@@ -20,7 +20,7 @@ use tilewright::hub::{Address, Event, Hub, HubError, HubOptions};
 const REPO: &str = "owner/name";
 const GGUF: &str = "hf:owner/name:Q8_0";
 
-/// A cache in a folder of this test's own, which is empty.
+/// A cache in this test's own, empty folder.
 fn cache(test: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("hub").join(test);
     let _ = fs::remove_dir_all(&folder);
@@ -31,7 +31,7 @@ fn options(server: &Server, cache: &Path) -> HubOptions {
     HubOptions { endpoint: server.endpoint.clone(), cache: cache.into(), token: None, is_offline: false }
 }
 
-/// A hub that waits in no time.
+/// A hub client that retries without waiting.
 fn hub(server: &Server, cache: &Path) -> Hub {
     Hub::new(options(server, cache)).unwrap().with_sleep(|_| {})
 }
@@ -44,7 +44,7 @@ fn fetch(hub: &Hub, text: &str) -> Result<PathBuf, Error> {
     hub.fetch(&address(text), &mut |_| {})
 }
 
-/// The hub's error, which must not be of another room.
+/// The hub's error, which must be of this module.
 fn refused(result: Result<PathBuf, Error>) -> HubError {
     match result {
         Err(Error::Hub(error)) => error,
@@ -69,7 +69,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Nothing of a model may be there but locks.
+/// Only locks may remain of a model.
 fn assert_empty(cache: &Path) {
     let mut left = files(cache);
     left.retain(|path| path.extension().is_none_or(|end| end != "lock"));
@@ -100,7 +100,7 @@ fn a_model_is_downloaded_once() {
 
     assert_eq!(fetch(&hub, GGUF).unwrap(), path);
     assert_eq!(server.take_requests().len(), 1, "the list alone");
-    // What has not changed in another commit is not downloaded again, and another file is.
+    // After a new commit only changed files are downloaded.
     server.commit(&COMMIT.replace('0', "f"), &[("m-F16.gguf", &content(2000, 3))]);
     let newer = fetch(&hub, GGUF).unwrap();
     assert!(newer != path && fs::read(&newer).unwrap() == large && server.take_requests().len() == 1);
@@ -142,7 +142,7 @@ fn a_folder_has_what_a_model_is_made_of() {
     assert_eq!(server.take_requests().len(), 1);
     let listed = hub.list().unwrap();
     assert_eq!((listed.len(), listed[0].address.to_string().as_str()), (1, "hf:owner/name"));
-    // With a shard missing it is no model, and what is missing comes again.
+    // Without a shard the model is invalid; only the missing shard is downloaded again.
     fs::remove_file(folder.join(names[0])).unwrap();
     assert!(hub.find(&address("hf:owner/name")).is_err() && hub.list().unwrap().is_empty());
     assert_eq!(fetch(&hub, "hf:owner/name").unwrap(), folder);
@@ -161,7 +161,7 @@ fn downloads_go_on_where_they_were_cut() {
     for round in 0..20 {
         let cache = cache("cuts");
         let cut = 1 + rng.below(whole.len() - 1);
-        // The connection breaks, in one run.
+        // The connection breaks within one run.
         let body = whole.clone();
         server.replace(move |request| {
             let is_first = request.is_to_store && request.header("range").is_none();
@@ -171,7 +171,7 @@ fn downloads_go_on_where_they_were_cut() {
         assert!(fs::read(path).unwrap() == whole, "round {round}: cut at {cut}");
         assert_eq!(starts(server.take_requests()), [None, Some(format!("bytes={cut}-"))], "round {round}");
 
-        // The program ends, and another one goes on with what it finds.
+        // The program ends, and the next run resumes the download.
         server.replace(|_| None);
         let blobs = cache.join("models--owner--name/blobs");
         fs::remove_dir_all(cache.join("models--owner--name")).unwrap();
@@ -199,10 +199,10 @@ fn what_was_left_need_not_be_right() {
     };
     with_left(&whole, 0);
     with_left(&[&whole[..], b"more"].concat(), 1);
-    // Of the right length or shorter, and something else.
+    // Partial files of full length or shorter, with wrong contents.
     with_left(&content(50_000, 7), 1);
     with_left(&content(20_000, 7), 2);
-    // A server that does no parts sends the whole file.
+    // A server without range requests sends the whole file.
     let body = whole.clone();
     server.replace(move |request| request.is_to_store.then(|| Reply::body(body.clone())));
     with_left(&whole[..20_000], 1);
@@ -252,7 +252,7 @@ fn a_hub_that_lies_leaves_nothing_behind() {
     });
     let error = refused(fetch(&hub(&server, &cache), GGUF));
     assert!(error.to_string().contains("ends after 40000 of 50000 bytes"), "{error}");
-    // A hub that contradicts itself, before anything is downloaded.
+    // A hub that contradicts itself fails before the download.
     for (name, value) in [("X-Linked-Etag", format!("\"{}\"", sha256(b""))), ("X-Linked-Size", "49999".into())] {
         let endpoint = server.endpoint.clone();
         server.replace(move |request| {
@@ -305,7 +305,7 @@ fn what_passes_is_waited_for_and_not_for_ever() {
         let (kept, first) = (Arc::new(Mutex::new(Vec::new())), if is_to_store { 2 } else { 0 });
         server.take_requests();
         server.replace(move |request| {
-            // A try for the file asks the hub and then the store.
+            // Each attempt requests the file from the hub, then from the store.
             let n_before = if is_to_store { request.number.saturating_sub(first) / 2 } else { request.number };
             (request.is_to_store == is_to_store && n_before < n_failing).then(|| reply.clone())
         });
@@ -335,7 +335,7 @@ fn what_passes_is_waited_for_and_not_for_ever() {
 fn the_token_stays_with_the_hub() {
     let whole = content(3000, 1);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
-    // A repository that was renamed: the hub leads to another address of its own.
+    // A renamed repository: the hub redirects to another of its own addresses.
     server.replace(|request| {
         let is_old = request.target.starts_with("/api/") && !request.target.ends_with("&moved");
         is_old.then(|| Reply::status(307).with("Location", format!("{}&moved", request.target)))
@@ -352,7 +352,7 @@ fn the_token_stays_with_the_hub() {
     let odd = HubOptions { token: Some("hf_sec\nret".into()), ..options.clone() };
     let error = Hub::new(odd).err().unwrap().to_string();
     assert!(error.contains("HF_TOKEN") && !error.contains("sec"), "{error}");
-    // It is in no error either.
+    // Errors do not contain it either.
     server.replace(|_| Some(Reply::status(401)));
     let error = refused(fetch(&Hub::new(options).unwrap(), GGUF));
     assert!(!error.to_string().contains("secret") && !format!("{error:?}").contains("secret"), "{error}");
@@ -386,7 +386,7 @@ fn without_a_network_the_cache_has_to_do() {
         assert!(notices.len() == 1 && notices[0].contains("using the cached copy"), "{notices:?}");
     }
     assert!(server.take_requests().is_empty());
-    // A hub that is overrun is no reason not to use what is there, and one that says no is.
+    // A rate-limited hub does not prevent use of the cache; a hub that denies access does.
     server.replace(|_| Some(Reply::status(429)));
     assert_eq!(fetch(&hub(&server, &cache), GGUF).unwrap(), path);
     assert_eq!(server.take_requests().len(), 1);
@@ -394,7 +394,7 @@ fn without_a_network_the_cache_has_to_do() {
     assert!(matches!(refused(fetch(&hub(&server, &cache), GGUF)), HubError::NotFound { .. }));
     let error = refused(fetch(&offline, "hf:owner/name:Q4_0"));
     assert!(error.to_string().contains("no Q4_0; there: Q8_0"), "{error}");
-    // A link without its content is no copy.
+    // A link without its blob is not a copy.
     fs::remove_file(cache.join("models--owner--name/blobs").join(sha256(&whole))).unwrap();
     assert!(matches!(refused(fetch(&offline, GGUF)), HubError::Offline { .. }));
 }
@@ -466,27 +466,27 @@ fn what_other_programs_downloaded_is_used() {
         fs::create_dir_all(folder).unwrap();
     }
     fs::write(repo.join("refs/main"), format!("{COMMIT}\n")).unwrap();
-    // As the files themselves, which is how they are on Windows.
+    // Plain files instead of links, as on Windows.
     fs::write(snapshot.join("m-Q8_0.gguf"), &whole).unwrap();
     let offline = Hub::new(HubOptions { is_offline: true, ..options(&server, &cache) }).unwrap();
     assert_eq!(fetch(&offline, GGUF).unwrap(), snapshot.join("m-Q8_0.gguf"));
     assert_eq!(fetch(&hub(&server, &cache), GGUF).unwrap(), snapshot.join("m-Q8_0.gguf"));
     assert!(server.take_downloads().is_empty());
-    // A file of another size is not taken for it.
+    // A file of another size is rejected.
     fs::write(snapshot.join("m-Q8_0.gguf"), b"half").unwrap();
     assert!(fs::read(fetch(&hub(&server, &cache), GGUF).unwrap()).unwrap() == whole);
     assert_eq!(server.take_downloads().len(), 2);
-    // As a content alone, which a snapshot of another commit needed.
+    // A blob without a link, needed by another commit's snapshot.
     fs::remove_dir_all(&snapshot).unwrap();
     assert!(fs::read(fetch(&hub(&server, &cache), GGUF).unwrap()).unwrap() == whole);
     assert!(server.take_downloads().is_empty());
-    // What has no end in its name but is too short is no content either.
+    // A blob without a partial suffix but too short is rejected too.
     let blob = repo.join("blobs").join(sha256(&whole));
     fs::write(&blob, &whole[..7]).unwrap();
     assert!(fs::read(fetch(&hub(&server, &cache), GGUF).unwrap()).unwrap() == whole);
 }
 
-/// Later uses look at sizes alone, so that what a disk has changed is found by adding all up again.
+/// Later runs check sizes only, so only a full checksum detects disk corruption.
 #[test]
 fn damaged_files_are_found_and_downloaded_again() {
     let (weights, config) = (content(3000, 1), b"{\"a\":1}");
@@ -503,7 +503,7 @@ fn damaged_files_are_found_and_downloaded_again() {
     let good = verify(&hub, Some(&address("hf:owner/name")));
     assert_eq!((good.n_files, good.size_bytes, good.damaged.len(), good.unknown.len()), (1, 2000, 0, 0));
 
-    // One bit, of a file of Git LFS; the link and the size are what they were.
+    // Flips one bit of a Git LFS file; link and size are unchanged.
     let blob = fs::canonicalize(&gguf).unwrap();
     let damage = || {
         let mut changed = fs::read(&blob).unwrap();
@@ -523,14 +523,14 @@ fn damaged_files_are_found_and_downloaded_again() {
     assert!(damaged.restored.is_ok() && fs::read(&gguf).unwrap() == content(2000, 2));
     assert_eq!(server.take_downloads().iter().filter(|request| request.is_to_store).count(), 1);
     assert!(verify(&hub, None).damaged.is_empty());
-    // Without a network it is removed, so that nobody uses it.
+    // Without a network the file is removed, so that it cannot be used.
     damage();
     let offline = Hub::new(HubOptions { is_offline: true, ..options(&server, &cache) }).unwrap();
     let found = verify(&offline, None);
     assert!(matches!(found.damaged[0].restored, Err(Error::Hub(HubError::Offline { .. }))), "{found:?}");
     assert!(!blob.exists() && offline.find(&address("hf:owner/name/sub")).is_err());
 
-    // A file that is none of LFS, and one that is no link, of which the hub says what it should be.
+    // A non-LFS file that is not a link; the hub states its checksum.
     let snapshot = cache.join("models--owner--name/snapshots").join(&newer);
     let config = snapshot.join("config.json");
     let _ = fs::remove_dir_all(&cache);
@@ -544,7 +544,7 @@ fn damaged_files_are_found_and_downloaded_again() {
     assert!(found.damaged[0].restored.is_ok() && fs::read(&config).unwrap() == b"{\"a\":1}", "{:?}", found.damaged);
 }
 
-/// Programs that start at once, where the contents are there and the links are not, as after an update of another file.
+/// Concurrent programs, with blobs present and links missing, as after an update of another file.
 #[test]
 fn starts_side_by_side_share_the_cache() {
     let whole = content(3000, 1);
@@ -576,7 +576,7 @@ fn starts_side_by_side_share_the_cache() {
     assert!(server.take_downloads().len() == 2);
 }
 
-/// The token can be read by whoever is on the way to a hub by HTTP. The address of all interfaces stands for another machine.
+/// Over HTTP anyone on the way to a hub can read the token. The address of all interfaces stands for another machine.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_token_without_encryption_is_warned_of() {
@@ -639,14 +639,14 @@ fn a_model_is_removed_and_what_others_need_stays() {
     assert_eq!(addresses(), [older("Q4_0"), "hf:owner/name:F16".into()]);
     assert!(hub.find(&address("hf:owner/name:F16")).is_ok());
     assert_eq!(remove("hf:owner/name:q4_0").unwrap(), 1000);
-    // With the last model goes all that is kept of the repository.
+    // Removing the last model removes the repository's folder.
     fs::write(cache.join("models--owner--name/blobs/0.incomplete"), b"half").unwrap();
     assert_eq!(remove("hf:owner/name").unwrap(), 504);
     assert_empty(&cache);
     assert!(matches!(remove("hf:owner/name"), Err(Error::Hub(HubError::NotCached { .. }))));
 }
 
-/// The program, with this hub and this cache and nothing else of the environment.
+/// The program with this hub, this cache and no other environment.
 fn tilewright(server: &Server, home: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     for name in
@@ -668,7 +668,7 @@ fn commands_take_addresses() {
     let server = Server::new(REPO, &[("stories-Q8_0.gguf", &stories)]);
     let home = cache("commands");
     fs::create_dir_all(&home).unwrap();
-    // As an editor of Windows writes it.
+    // As written by a Windows editor.
     fs::write(home.join("token"), "\u{feff}hf_kept\r\n").unwrap();
     let succeeds = |args: &[&str]| {
         let output = tilewright(&server, &home, args);
@@ -695,7 +695,7 @@ fn commands_take_addresses() {
     let requests = server.take_requests();
     assert_eq!(requests[0].header("authorization"), Some("Bearer hf_kept"));
 
-    // Each command that has a model; nothing is downloaded again.
+    // Every command with a model argument; nothing is downloaded again.
     let ids = ["--device", "cpu", "--json", "-n", "3", "--temperature", "0"];
     let (generated, _) = succeeds(&[&["run", "hf:owner/name"][..], &ids].concat());
     let generated: Value = serde_json::from_str(&generated).unwrap();

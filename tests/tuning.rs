@@ -1,4 +1,4 @@
-//! The self-test and the tuner: what is found is kept, what is kept is not trusted, and what fails is not used.
+//! The self-test and the tuner: results are saved, saved results are not trusted, and failed variants are not used.
 
 mod common;
 
@@ -15,7 +15,7 @@ use tilewright::{
     shaders,
 };
 
-/// An empty folder of a test's own.
+/// A test's own, empty folder.
 fn folder(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tuning").join(name);
     let _ = std::fs::remove_dir_all(&folder);
@@ -57,7 +57,7 @@ fn odd_tuning(device: &Device) -> Tuning {
     tuning
 }
 
-/// Pipelines that passed, as the file has them.
+/// Passed pipelines, as in the file.
 fn passed(device: &Device) -> Vec<String> {
     let value: Value = serde_json::from_slice(&std::fs::read(device.tuning_file().unwrap()).unwrap()).unwrap();
     value["passed"].as_array().unwrap().iter().map(|pipeline| pipeline.as_str().unwrap().to_string()).collect()
@@ -96,7 +96,7 @@ fn what_one_handle_finds_does_not_undo_what_another_kept() {
     late.with_tuning(odd_tuning(&late)).save_tuning().unwrap();
     Model::builtin(&early).unwrap();
     let again = open(&folder).unwrap();
-    assert_eq!(again.tuning().choices().count(), 1, "the early handle knew of no choice");
+    assert_eq!(again.tuning().choices().count(), 1, "the early handle had no choices");
     assert_eq!(again.n_passed(), early.n_passed());
 }
 
@@ -119,7 +119,7 @@ fn a_choice_is_followed_where_it_can_be() {
     };
     assert_eq!(label(&device), "matvec.Q8_0.t0");
     assert_eq!(label(&with(Tier::Scalar, 1)), "matvec.Q8_0.scalar");
-    // What a device does not have, and what no kernel can do.
+    // Tiers that a device lacks, and sizes that no kernel supports.
     for (tier, size) in
         [(Tier::Subgroups, 4), (Tier::F16, 4), (Tier::Scalar, 2), (Tier::Baseline, 3), (Tier::Baseline, 0)]
     {
@@ -178,7 +178,7 @@ fn a_file_that_is_of_no_use_is_ignored_with_a_notice() {
         let known = (device.tuning().choices().count(), device.banned().len(), device.n_passed());
         assert_eq!(known, (0, 0, 0), "{what}");
         device.save_tuning().unwrap();
-        assert!(open(&folder).unwrap().info().notices.is_empty(), "{what}: the file was written anew");
+        assert!(open(&folder).unwrap().info().notices.is_empty(), "{what}: the file was rewritten");
     }
 }
 
@@ -205,7 +205,7 @@ fn a_variant_that_computes_wrongly_is_banned_and_replaced() {
     let want = tokens(&device, 24);
     for (kernel, weight) in [
         ("rms_norm", None),
-        // Of a cache of f16.
+        // With an F16 cache.
         ("attention_decode", Some(WeightType::F16)),
         ("attention_prefill", Some(WeightType::F16)),
         ("matvec", Some(WeightType::Q8_0)),
@@ -225,7 +225,7 @@ fn a_variant_that_computes_wrongly_is_banned_and_replaced() {
         let notices = device.take_notices();
         assert!(notices.len() == 1 && notices[0].contains(variant.label), "{notices:?}");
 
-        // The ban is kept, and reported.
+        // The ban is saved and reported.
         assert_eq!(open(&folder).unwrap().banned(), device.banned());
         let json = tilewright(&folder, &["info", "--device", "gpu", "--json"]);
         let value: Value = serde_json::from_slice(&json.stdout).unwrap();
@@ -245,7 +245,7 @@ fn a_pipeline_of_a_model_that_computes_wrongly_is_replaced_before_its_first_toke
     };
     let Some(device) = open(&folder_of_all, "none") else { return };
     let want = tokens(&device, 24);
-    // Those with values that a test of the variant's usual form would not see.
+    // Values that a test of the variant's default form would not cover.
     let all = passed(&device);
     for (kernel, constants) in [("matvec.Q8_0", "NORM=1"), ("matvec.Q8_0", "LANES=16"), ("gate_up.Q8_0", "NORM=1")] {
         let is_meant =
@@ -302,20 +302,20 @@ fn tuning_is_fast_kept_and_changes_no_token() {
     let tuned = open(&folder).unwrap();
     assert_eq!(tuned.tuning().choices().count(), rows.iter().filter(|row| !same(row)).count());
     assert_eq!(tokens(&tuned, 64), want);
-    // The slowest product of a prompt says how much goes into one dispatch.
+    // The slowest product of prefill determines the work per dispatch.
     let rate = |row: &Value| {
         let [rows, cols, tokens] = [&row["rows"], &row["blocks"], &row["tokens"]].map(|n| n.as_f64().unwrap());
         2.0 * rows * 32.0 * cols * tokens / row["best"]["seconds"].as_f64().unwrap()
     };
     let fastest =
         rows.iter().filter(|row| row["kernel"].as_str().unwrap().starts_with("matmul")).map(rate).fold(0.0, f64::max);
-    let kept = tuned.tuning().operations_rate().expect("products of prompts were measured");
-    // Sizes in rows are rounded up to powers of two.
+    let kept = tuned.tuning().operations_rate().expect("prefill products were measured");
+    // Row counts are rounded up to powers of two.
     assert!(kept > 0 && kept as f64 <= fastest, "{kept} of at most {fastest}");
     assert_eq!(tuned.target().max_dispatch_operations(), (kept / 4).max(1 << 27));
     println!("{} of {} buckets have another choice", tuned.tuning().choices().count(), rows.len());
 
-    // So do choices that no tuner would make.
+    // Arbitrary choices give the same tokens too.
     for lanes in [1, 8, 64] {
         let mut tuning = device.tuning().clone();
         for kernel in ["matvec", "gate_up"] {

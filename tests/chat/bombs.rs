@@ -1,6 +1,6 @@
-//! Templates that would take all time, memory or stack, and what the error says.
+//! Templates that exhaust time, memory or stack, and their errors.
 
-/// Sources, and a word of the error that each ends with.
+/// Sources, and a word of each one's error.
 pub fn all() -> Vec<(String, &'static str)> {
     let mut all = endless();
     all.extend(growing());
@@ -96,7 +96,7 @@ fn growing() -> Vec<(String, &'static str)> {
     all
 }
 
-/// One operation after the other that is slow for a long text or list.
+/// Operations that are slow for long texts or lists.
 fn slow() -> Vec<(String, &'static str)> {
     let repeated =
         |(set, step): &(&str, &str)| format!("{{% set {set} %}}{{% for i in range(99999) %}}{step}{{% endfor %}}");

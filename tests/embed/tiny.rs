@@ -1,5 +1,5 @@
-//! The tiny random models of `tests/data/encoders`, whose references are a NumPy forward pass in float64:
-//! cross-encoders, ModernBERT, Qwen3 as an encoder, Nomic's BERT; as folders and as GGUF files.
+//! The tiny random models of `tests/data/encoders`, with a NumPy forward pass in float64 as reference: cross-encoders,
+//! ModernBERT, Qwen3 as an encoder, Nomic's BERT; as folders and as GGUF files.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ fn folder(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/encoders")).join(name)
 }
 
-/// The cases of a folder, or of the one that a file is in.
+/// The cases of a folder, or of a file's folder.
 fn cases(path: &str, kind: &str) -> Vec<Value> {
     let name = path.split('/').next().unwrap();
     let cases: Value = serde_json::from_slice(&std::fs::read(folder(name).join("cases.json")).unwrap()).unwrap();
@@ -156,7 +156,7 @@ fn all_files_of_nomic_are_one_model() {
     }
 }
 
-/// GGUF files have no prompts; all else is in them.
+/// GGUF files contain everything except prompts.
 #[test]
 fn gguf_files_make_the_vectors_of_their_folders() {
     for device in executors() {
@@ -179,7 +179,7 @@ fn gguf_files_make_the_vectors_of_their_folders() {
                 assert!(distance <= 1e-9, "{name}: {distance:.1e}");
             }
         }
-        // What the converter leaves of a cross-encoder is an encoder, if it is asked to be.
+        // A converted cross-encoder loads as an encoder on request.
         let options = || EmbedOptions { pooling: Some(Pooling::Mean), ..EmbedOptions::default() };
         let texts = ["what is tax law", "", "the quiet engine ran"];
         for [file, name] in
@@ -191,7 +191,7 @@ fn gguf_files_make_the_vectors_of_their_folders() {
     }
 }
 
-/// Where the value of a key of a GGUF file begins, behind its type.
+/// Offset of a key's value, after its type, in a GGUF file.
 fn value_of(file: &[u8], key: &str) -> usize {
     let named = [&(key.len() as u64).to_le_bytes()[..], key.as_bytes()].concat();
     let at = file.windows(named.len()).position(|window| window == named);
@@ -201,7 +201,7 @@ fn value_of(file: &[u8], key: &str) -> usize {
 #[test]
 fn gguf_files_of_no_known_encoder_are_refused_by_the_key() {
     enum Change {
-        /// The key of a value, or the name of a tensor, becomes another of the same length.
+        /// Replaces a key or tensor name by another one of equal length.
         Rename(&'static str),
         Number(u32),
         Text(&'static str),
@@ -270,7 +270,7 @@ fn gguf_files_of_no_known_encoder_are_refused_by_the_key() {
     file[at..at + 4].fill(0);
     let without = in_pieces(&device, &[("x.gguf".into(), file)], 5000).unwrap();
     assert!(without.config().blocks.iter().all(|block| block.attention.window.is_none()));
-    // A second label of as many bytes as the file's data is aligned to.
+    // Adds a second label, of the size of the data's alignment.
     let mut file = std::fs::read(folder(pairs)).unwrap();
     let at = value_of(&file, "modern-bert.classifier.output_labels") + 4;
     file[at] = 2;
@@ -280,7 +280,7 @@ fn gguf_files_of_no_known_encoder_are_refused_by_the_key() {
     let loader = Reranker::loader(&device, names(&files), RerankOptions::default()).unwrap();
     let error = fed(loader, &files, 5000).err().unwrap();
     assert!(error.to_string().contains("classifier.output_labels"), "{error}");
-    // Whole files where another kind is wanted.
+    // Valid files of another kind.
     let embedding = |path| Embedder::load(&device, folder(path), EmbedOptions::default()).err().unwrap();
     let scoring = |path| Reranker::load(&device, folder(path), RerankOptions::default()).err().unwrap();
     for (error, named) in [
@@ -295,7 +295,7 @@ fn gguf_files_of_no_known_encoder_are_refused_by_the_key() {
     }
 }
 
-/// A decoder is an encoder where sentence-transformers' files stand beside it. The reference is transformers.
+/// A decoder with sentence-transformers' files is an encoder. The reference is transformers.
 #[test]
 fn the_last_of_qwen3s_tokens_is_its_decoders() {
     let Some(folder) = common::data(&["tiny-random"]).map(|data| data.join("tiny-random/qwen3")) else { return };
@@ -311,7 +311,7 @@ fn the_last_of_qwen3s_tokens_is_its_decoders() {
         let model = in_pieces(&device, &files, 5000).unwrap();
         assert!(!model.normalizes());
         let dims = model.dims() as usize;
-        // A token sees none behind it, so each is the last of a text of its own.
+        // Attention is causal, so each token is the last one of its own prefix.
         let texts: Vec<Tokens> = (1..=ids.len()).map(|n| Tokens::from(ids[..n].to_vec())).collect();
         let want = &hidden[hidden.len() - ids.len() * dims..];
         let difference = largest_difference(&block_on(model.embed_tokens(&texts)).unwrap(), want);
@@ -320,7 +320,7 @@ fn the_last_of_qwen3s_tokens_is_its_decoders() {
     }
 }
 
-/// A pipeline that is not ours puts the same tokens around pairs, with the same types.
+/// An external pipeline adds the same tokens around pairs, with the same types.
 #[cfg(feature = "tokenizer-json")]
 #[test]
 fn foreign_tokenizers_read_pairs_alike() {
@@ -354,7 +354,7 @@ fn prompts_are_chosen_by_name() {
     let query = model.with_prompt(Some("query")).unwrap();
     assert_eq!(query.prompt(), "search query : ");
     let vectors = |model: &Embedder, text: &str| block_on(model.embed(&[text])).unwrap();
-    // Vectors are remembered by what the model read.
+    // The cache key is the model's input.
     let (plain, prompted) = (vectors(&model, "tax law"), vectors(&query, "tax law"));
     assert_ne!(plain, prompted);
     assert_eq!(vectors(&model, "search query : tax law"), prompted);
@@ -419,18 +419,18 @@ fn a_model_in_a_folder_has_its_name() {
     assert_eq!(name(Some("a folder"), &files), "a folder");
     assert_eq!(name(None, &files), "model");
     assert_eq!(embedder(&device, "nomic", EmbedOptions::default()).name(), "nomic");
-    // A GGUF file has a name of its own.
+    // A GGUF file states its own name.
     let gguf = [("x.gguf".to_string(), std::fs::read(folder("nomic/model.gguf")).unwrap())];
     assert_eq!(name(Some("a folder"), &gguf), name(None, &gguf));
 }
 
-/// Random words, of very different numbers.
+/// Random words, in very different numbers.
 fn words(rng: &mut Rng) -> String {
     const WORDS: [&str; 8] = ["the", "river", "engine", "quietly", "law", "?", "stream", "zebra"];
     (0..[0, 2, 7, 19][rng.below(4)]).map(|_| WORDS[rng.below(8)]).collect::<Vec<_>>().join(" ")
 }
 
-/// Refuses rows that are not, bit for bit, what they are alone; `rows` gives those of some texts of `n`.
+/// Requires rows to be bit-identical to those computed alone; `rows` computes some of `n` texts.
 fn check_alone(label: &str, n: usize, rows: &dyn Fn(&[usize]) -> Vec<f32>, alone: &mut Vec<Vec<u32>>) {
     let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     if alone.is_empty() {
@@ -502,7 +502,7 @@ fn what_no_reranker_can_take_is_named() {
         let error = load(&files).err().unwrap();
         assert!(error.code() == "unsupported" && error.to_string().contains(named), "{error}");
     }
-    // Texts in the other order, which a template can ask for.
+    // Texts in reverse order, as a template may request.
     let mut swapped = files("bert-reranker");
     let mut tokenizer: Value = serde_json::from_slice(&swapped[1].1).unwrap();
     let special = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });

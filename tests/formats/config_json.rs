@@ -65,8 +65,8 @@ fn all_real_files_load() {
     let mut n_files = 0;
     for path in configs {
         let config = ConfigJson::parse(&data::read(&path)).unwrap_or_else(|error| panic!("{}", error.in_file(&path)));
-        // Modules of sentence-transformers, such as `1_Pooling`, have a `config.json` of another kind. Models of pictures have their text's keys
-        // in a part.
+        // Modules of sentence-transformers, such as `1_Pooling`, have a different `config.json`. Vision models nest
+        // the keys of their language model.
         let is_module = |part: &str| part.split_once('_').is_some_and(|(n, _)| n.parse::<u32>().is_ok());
         if !path.components().any(|part| part.as_os_str().to_str().is_some_and(is_module)) {
             assert!(config.get_str("model_type").unwrap().is_some(), "{}", path.display());

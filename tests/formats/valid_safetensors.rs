@@ -1,4 +1,4 @@
-//! safetensors files and shard indices that are valid, and what reading them gives.
+//! Valid safetensors files and shard indices, and their parsed contents.
 
 use super::builder::{json_entry, safetensors};
 use tilewright::Error;
@@ -11,7 +11,7 @@ fn parse(header: &str, data_len: usize) -> Safetensors {
 
 #[test]
 fn tensors_lie_where_the_header_says() {
-    // Listed in another order than they lie, with blanks, a scalar, nothing of a tensor, and 4-bit floats.
+    // In another order than the data, with blanks, a scalar, an empty tensor, and 4-bit floats.
     let entries = [
         json_entry("b", "BF16", "[2, 3]", 4, 16),
         json_entry("scalar", "F32", "[]", 0, 4),

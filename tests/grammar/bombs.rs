@@ -1,4 +1,4 @@
-//! Constraints that must be refused, within 250 ms each (`cargo bench --bench hostile`), and what the error has to say.
+//! Constraints that must be refused within 250 ms each (`cargo bench --bench hostile`), and their errors.
 
 use serde_json::{Map, Value, json};
 use tilewright::grammar::Constraint;
@@ -7,7 +7,7 @@ fn schema(schema: Value, says: &'static str) -> (Constraint, &'static str) {
     (Constraint::JsonSchema(schema), says)
 }
 
-/// Definitions that refer each to the next.
+/// Definitions, each referring to the next.
 fn chain(n: usize, link: impl Fn(Value) -> Value, end: Value) -> Value {
     let mut definitions = Map::new();
     for i in 0..n {
@@ -17,7 +17,7 @@ fn chain(n: usize, link: impl Fn(Value) -> Value, end: Value) -> Value {
     json!({"$ref": "#/$defs/d0", "$defs": definitions})
 }
 
-/// Of an object, or an array's elements, so many.
+/// `n` properties of an object, or elements of an array.
 fn many(n: usize, member: impl Fn(usize) -> (String, Value)) -> (Map<String, Value>, Vec<Value>) {
     let members: Map<String, Value> = (0..n).map(member).collect();
     let values = members.values().cloned().collect();
@@ -45,11 +45,11 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
         schema(json!({"type": "string", "pattern": "^a$", "minLength": 3}), "empty"),
         schema(json!({"$ref": "#"}), "unusable"),
         schema(chain(2, |next| json!({"allOf": [next]}), json!({"$ref": "#/$defs/d0"})), "unusable"),
-        // Numbers that would be written as others.
+        // Numbers without an exact spelling.
         schema(json!({"const": (1u64 << 53) + 1}), "magnitude"),
         schema(json!({"enum": [1, u64::MAX]}), "magnitude"),
         schema(json!({"const": {"a": [i64::MIN]}}), "magnitude"),
-        // No schemas.
+        // Not schemas.
         schema(json!(3), "object or boolean"),
         schema(json!({"type": "strung"}), "strung"),
         schema(json!({"type": "string", "pattern": "("}), "unclosed group"),
@@ -143,7 +143,7 @@ pub fn all() -> Vec<(Constraint, &'static str)> {
     all
 }
 
-/// Large ones that are read, within the same time.
+/// Large, valid ones, parsed within the same time.
 pub fn large() -> Vec<Constraint> {
     let schemas = [
         json!({"enum": many(9000, |i| (i.to_string(), json!(format!("value {i}")))).1}),

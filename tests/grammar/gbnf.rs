@@ -1,5 +1,5 @@
-//! Grammars of llama.cpp's, as they are published in its documentation's style, next to something independent: JSON's own
-//! parser, regular expressions, a calculator's.
+//! Grammars in the style of llama.cpp's documentation, against independent parsers: JSON's own, regular expressions, a
+//! calculator.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -67,7 +67,7 @@ fn gbnf(text: &str) -> Constraint {
     Constraint::Gbnf(text.into())
 }
 
-/// Whether a text is one of the grammar, as a whole.
+/// Whether the grammar accepts the whole text.
 fn accepts(tokenizer: &Tokenizer, grammars: &Arc<Grammars>, constraint: &Constraint, text: &str) -> bool {
     let mut guide = grammars.begin(constraint, tokenizer.eos_ids()).unwrap();
     let ids = tokenizer.encode_with(text, EncodeOptions::default()).unwrap();
@@ -123,7 +123,7 @@ fn a_grammar_takes_what_it_says_and_nothing_else() {
         (ARITHMETIC, &["1+(22-3)", "7", "((1))"], &["", "1+", "1234", "(1"]),
         (CHESS, &["1. e4 e5\n2. Nf3 Nc6\n", "1. O-O-O Qxe4+\n"], &["1. e9 e5\n", "1. e4\n"]),
         ("root ::= \"a\" | \"ab\" \"c\"", &["a", "abc"], &["ab", "ac", ""]),
-        // What a longest match would not read.
+        // Longest-match parsing would fail.
         ("root ::= [a-z]* \"b\"", &["b", "ab", "abbb"], &["a", "", "ba"]),
         ("root ::= (\"ab\" \"!\" | [a-z]+ \"?\")", &["ab!", "ab?", "abc?"], &["ab", "abc!"]),
         (

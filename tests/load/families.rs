@@ -1,4 +1,4 @@
-//! Configurations of single families: other spellings of the same model, and what no kernel computes.
+//! Configurations of single families: alternative spellings of one model, and unsupported features.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use tilewright::model::ModelConfig;
 use super::Folder;
 use super::common;
 
-/// What a tiny random model's configuration says once `change` has changed its file.
+/// Configuration of a tiny random model after `change` to its file.
 fn changed(name: &str, change: impl FnOnce(&mut Value)) -> Option<Result<ModelConfig, Error>> {
     let source = common::data(&["tiny-random"])?.join("tiny-random").join(name);
     let copy = Folder::new();
@@ -21,8 +21,8 @@ fn changed(name: &str, change: impl FnOnce(&mut Value)) -> Option<Result<ModelCo
     Some(ModelFile::open(&copy.0).map(|file| file.header.shape.config().clone()))
 }
 
-/// Published files of Gemma 4 have the part that reads texts beside those that see and hear, and one size of heads for
-/// all layers that see all tokens.
+/// Published files of Gemma 4 contain vision and audio parts beside the text part, and one head size for all
+/// full-attention layers.
 #[test]
 fn published_gemma4_means_the_same() {
     let Some(plain) = changed("gemma4", |_| {}) else { return };

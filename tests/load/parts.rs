@@ -1,4 +1,4 @@
-//! Folders of models that have more parts than text, and tensors that nothing reads.
+//! Folders of multimodal models, and unused tensors.
 
 use serde_json::{Value, json};
 use tilewright::load::ModelFile;
@@ -7,13 +7,13 @@ use tilewright::{Device, LoadOptions, Model};
 use super::checkpoint::{Checkpoint, Stored, check_references, checkpoint, model};
 use super::{Folder, TinyGguf, U32, common, logits};
 
-/// A tensor of a part that is not read.
+/// An unused tensor.
 fn other() -> Stored {
     Stored { dtype: "BF16".into(), shape: vec![4, 4], data: vec![0; 32] }
 }
 
-/// The same model as the text part of one of several kinds of input: `prefix` in front of its tensors' names, its head under
-/// `head`, its configuration inside another's.
+/// The same model as the text part of a multimodal one: `prefix` before its tensor names, its head named `head`, its
+/// configuration nested in another.
 fn wrapped(text: &Checkpoint, model_type: &str, [prefix, head]: [&str; 2], vision: &[&str]) -> Checkpoint {
     let mut whole = text.clone();
     whole.rename(|name| match name.strip_prefix("model.") {
@@ -24,7 +24,7 @@ fn wrapped(text: &Checkpoint, model_type: &str, [prefix, head]: [&str; 2], visio
         whole.tensors.insert((*name).into(), other());
     }
     let mut text_config = text.config.clone();
-    // What stands beside the parts counts for all.
+    // Keys beside the parts apply to all.
     let tied = text_config.as_object_mut().unwrap().remove("tie_word_embeddings").unwrap_or(Value::Null);
     whole.config = json!({
         "architectures": ["ForConditionalGeneration"],
@@ -106,7 +106,7 @@ fn a_text_part_is_checked_as_a_whole_configuration_is() {
     refused(&["quantization_config"], &|config| config["quantization_config"] = json!({ "quant_method": "gptq" }));
 }
 
-/// Every tensor of a folder is read, or known not to be.
+/// Every tensor of a folder is either read or known to be unused.
 #[test]
 fn tensors_of_folders_that_nothing_reads_are_refused() {
     let refused = |of: &str, name: &str| {
@@ -160,7 +160,7 @@ fn buffers_that_say_nothing_are_left_out() {
     }
 }
 
-/// Layers after the last one that predict further tokens, as a `config.json` counts them.
+/// Extra layers for multi-token prediction, as counted in a `config.json`.
 #[test]
 fn mtp_layers_are_left_out() {
     let Some(mut changed) = checkpoint("qwen3-moe") else { return };
@@ -175,7 +175,7 @@ fn mtp_layers_are_left_out() {
     assert_eq!(model(&device, &folder).config().blocks.len(), 2);
 }
 
-/// The same in GGUF files, which count them among the layers.
+/// The same in GGUF files, which include them in the number of layers.
 #[test]
 fn mtp_layers_of_gguf_files_are_left_out() {
     let device = common::cpu();
@@ -196,7 +196,7 @@ fn mtp_layers_of_gguf_files_are_left_out() {
     }
 }
 
-/// The folder of Gemma 3 4B says of its text part what is not usual.
+/// Gemma 3 4B's folder states only non-default values for its text part.
 #[test]
 fn what_transformers_knows_need_not_be_said() {
     let folder = Folder::new();

@@ -26,7 +26,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// What a command that succeeds prints, as JSON, and what it says on stderr.
+/// JSON printed by a successful command, and its stderr.
 fn json(args: &[&str]) -> (Value, String) {
     let output = tilewright(args);
     assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
@@ -51,7 +51,7 @@ fn run(model: &Path) -> String {
     ran["text"].as_str().unwrap().to_owned()
 }
 
-/// The built-in model and a random one in each type: written, and loaded.
+/// Writes the built-in model and a random one in each type, and loads them.
 #[test]
 fn every_type_is_written_and_runs() {
     let folder = folder("types");
@@ -65,7 +65,7 @@ fn every_type_is_written_and_runs() {
         assert_eq!(report["written_bytes"], std::fs::metadata(&output).unwrap().len());
         let got = run(&output);
         println!("{name}: {} bytes, {} bits a weight: {got}", report["written_bytes"], report["bits_per_weight"]);
-        // What is rounded least, or not at all, tells the same.
+        // The least rounded types give the same tokens.
         if ["F32", "F16", "Q8_0"].contains(&name) {
             assert_eq!(got, want, "{name}");
         }
@@ -88,7 +88,7 @@ fn a_report_is_for_people() {
     assert!(printed.status.success(), "{stderr}");
     assert!(stdout.starts_with("Q4_0") && stdout.contains("q4_0.gguf: ") && stdout.contains(" MiB\n"), "{stdout}");
     assert!(stdout.contains("F32"), "norms keep their type: {stdout}");
-    // The file is there now.
+    // The file exists now.
     let again = tilewright(&["quantize", BUILTIN, path, "--type", "Q8_0"]);
     assert_eq!(again.status.code(), Some(1));
     let message = text(&again.stderr);

@@ -1,4 +1,4 @@
-//! Hugging Face folders as GGUF files: against files that others wrote, and against the folders themselves.
+//! Hugging Face folders converted to GGUF: against files by other programs, and against the folders themselves.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ fn data(set: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(set)
 }
 
-/// A copy of a tiny random folder for a test, with texts in its `config.json` replaced.
+/// A test's copy of a tiny random folder, with texts in its `config.json` replaced.
 fn copy(test: &str, name: &str, replaced: &[(&str, &str)]) -> PathBuf {
     let (from, to) = (data("tiny-random").join(name), folder(&format!("{test}-{name}")));
     let mut config = std::fs::read_to_string(from.join("config.json")).unwrap();
@@ -33,7 +33,7 @@ fn logits(path: &Path) -> Vec<f32> {
     block_on(model.session().unwrap().logits(&ids)).unwrap()
 }
 
-/// The GGUF files beside the folders hold the same numbers; they were written by another program.
+/// The GGUF files beside the folders hold the same numbers, written by another program.
 #[test]
 fn tensors_are_those_of_the_twins() {
     for name in ["llama-mha-bias", "llama3-rope", "qwen2", "qwen3"] {
@@ -51,7 +51,7 @@ fn tensors_are_those_of_the_twins() {
     }
 }
 
-/// A folder and the F32 file that it becomes compute the same.
+/// A folder and its F32 conversion compute the same.
 #[test]
 fn files_compute_what_folders_do() {
     let usual_scale = [("\"query_pre_attn_scalar\": 24", "\"query_pre_attn_scalar\": 16")];
@@ -75,7 +75,7 @@ fn files_compute_what_folders_do() {
     }
 }
 
-/// The vocabulary of byte-level BPE, with tokens to fill the table, and its special tokens.
+/// The byte-level BPE vocabulary, with filler tokens, and its special tokens.
 #[test]
 fn tokenizers_are_carried_over() {
     let from = copy("tokenizer", "qwen3", &[]);
@@ -93,7 +93,7 @@ fn tokenizers_are_carried_over() {
     }
 }
 
-/// SentencePiece's BPE, whose scores are made from merges.
+/// SentencePiece BPE, with scores derived from merges.
 mod further_data {
     use super::*;
 
@@ -119,7 +119,7 @@ mod further_data {
     }
 }
 
-/// What GGUF cannot say, and what is not known here, is refused by name before anything is written.
+/// Features that GGUF cannot express or that are unknown are refused by name before anything is written.
 #[test]
 fn other_folders_are_refused() {
     let output = folder("refused").join("out.gguf");

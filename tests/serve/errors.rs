@@ -1,4 +1,4 @@
-//! What is wrong with a request is told with its status, its code and the field at fault.
+//! Errors of requests: status, code and the field at fault.
 
 use serde_json::{Value as Json, json};
 
@@ -16,7 +16,7 @@ fn is_refused(path: &str, body: Json, status: u16, code: &str, param: Json, says
     assert_eq!(answer.header("x-should-retry"), Some("false"));
 }
 
-/// A request in order, with a field changed.
+/// A valid request with one field changed.
 fn with(base: &Json, field: &str, value: Json) -> Json {
     let mut changed = base.clone();
     changed[field] = value;
@@ -112,7 +112,7 @@ fn fields_of_chats_are_checked() {
         refused("model", json!("../../etc/passwd"), 404, "model_not_found", json!("model"), "no model");
         refused("model", json!("plain"), 400, "template", Json::Null, "missing");
         refused("model", json!("nomic"), 400, "invalid_value", json!("model"), "cannot generate text");
-        // More than the context, with both numbers; also as a single word.
+        // More than the context, reporting both numbers; also as a single word.
         refused(
             "messages",
             json!([{"role": "user", "content": long}]),
@@ -131,7 +131,7 @@ fn fields_of_chats_are_checked() {
     }
 }
 
-/// Each field of the descriptions that OpenAI and Ollama publish, with the value that asks for nothing: the answer is as without it.
+/// Each field in OpenAI's and Ollama's specifications, with its no-op value: the response does not change.
 #[test]
 fn what_asks_for_nothing_changes_nothing() {
     let (format, tools) = (json!({"type": "text"}), json!([]));
@@ -250,7 +250,7 @@ fn what_asks_for_nothing_changes_nothing() {
     alike("/api/generate", &generate, of_ollama.to_vec());
     let with_options = options.map(|(option, value)| ("options", with(&generate["options"], option, value)));
     alike("/api/generate", &generate, with_options.to_vec());
-    // What asks for something is not nothing.
+    // Values that are not no-ops.
     for (path, base, field, value) in [
         ("/v1/completions", &prompt, "best_of", json!(2)),
         ("/v1/completions", &prompt, "suffix", json!("x")),
@@ -341,7 +341,7 @@ fn fields_of_other_endpoints_are_checked() {
         "cannot score documents",
     );
 
-    // In Ollama's own shape.
+    // In Ollama's format.
     let chat =
         json!({"model": "story", "messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": 1}});
     for (field, value) in [
@@ -389,7 +389,7 @@ fn what_is_no_request_is_refused() {
         assert_eq!(told("GET", path, &[], b""), refused(404, "unknown_url"), "{path}");
     }
     assert_eq!(get(shared(), "/v1/models").json()["data"].as_array().unwrap().len(), 4);
-    // Two requests at once have two answers, in order.
+    // Two pipelined requests get two responses in order.
     let mut connection = super::client::Connection::open(shared());
     let both = [request("GET", "/health", &[], b""), request("GET", "/v1/models/nomic", &[], b"")].concat();
     connection.write(&both);

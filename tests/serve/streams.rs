@@ -1,4 +1,4 @@
-//! Streams: their beginnings, silences and ends.
+//! Streams: start, silence and end.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Chat templates end to end: those of published models, those that cannot be read, and answers that come back as the next
-//! request's history.
+//! Chat templates end to end: those of published models, unparsable ones, and answers returned in the next request's
+//! history.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use super::program::{Program, command, command_of};
 use super::scripted::{self, Says};
 use super::server::{Running, start};
 
-/// Marks of the families, and the end.
+/// Marks of the families, and end of text.
 const SPECIAL: [&str; 21] = [
     "<|im_start|>",
     "<tool_call>",
@@ -78,7 +78,7 @@ fn tools() -> Json {
     json!([{"type": "function", "function": {"name": "t", "description": "d", "parameters": parameters}}])
 }
 
-/// The text of an answer, thought or not.
+/// An answer's text, including reasoning.
 fn said(answer: &Json) -> String {
     let message = &answer["choices"][0]["message"];
     let text = |key: &str| message[key].as_str().unwrap_or_default().to_owned();
@@ -92,7 +92,7 @@ fn every_published_template_opens_and_answers() {
     for (name, source) in published() {
         let model = model(&source, &Says::Always(b'k'));
         let server = start(vec![spec("x", model.clone())], ServerOptions::default());
-        // As the library's own users do.
+        // As users of the library do.
         let tokenizer = model.tokenizer().unwrap();
         let template = ChatTemplate::for_model(model.chat_source(), tokenizer).unwrap();
         assert_eq!(template.unreadable().count(), 0, "{name}");
@@ -103,7 +103,7 @@ fn every_published_template_opens_and_answers() {
                 if !tokenizer.decode(&ids, false).unwrap().contains("zebra") {
                     wrong.push(format!("{name}: the question is missing"));
                 }
-                // Long ones take their time, and the server is asked as well.
+                // Long ones are slow, and the server is tested as well.
                 if ids.len() < 200 {
                     let mut session = model.session().unwrap();
                     let options = GenerateOptions { max_tokens: N, ..GenerateOptions::greedy(0) };
@@ -128,7 +128,7 @@ fn every_published_template_opens_and_answers() {
         if answer.status != 200 || said(&answer.json()) != "k".repeat(N) {
             wrong.push(format!("{name}: {}", answer.text()));
         }
-        // With tools, a format has headers that it asks for.
+        // With tools, the format prompts for headers.
         let answer = post(server.address, "/v1/chat/completions", &with_tools);
         if answer.status != 200 {
             wrong.push(format!("{name}: {}", answer.text()));
@@ -137,7 +137,7 @@ fn every_published_template_opens_and_answers() {
     assert!(wrong.is_empty(), "{} wrong\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// A server with a model that says this behind the prompt of a request, and what it answers.
+/// A server with a model of scripted output after a request's prompt, and its response.
 fn scripted(template: &str, says: &str, mut asked: Json) -> (Running, Answer) {
     // The same vocabulary, to count the prompt's tokens.
     let counting = start(vec![spec("x", model(template, &Says::Behind(1, "")))], ServerOptions::default());
@@ -151,7 +151,7 @@ fn scripted(template: &str, says: &str, mut asked: Json) -> (Running, Answer) {
     (server, answer)
 }
 
-/// What the server said, with a tool's result, is the next request.
+/// The server's answer, with a tool's result, forms the next request.
 #[test]
 fn own_answers_come_back() {
     let templates = published();
@@ -264,7 +264,7 @@ fn programs_take_any_template() {
     }
 }
 
-/// An answer without a header has nothing of the one that the prompt began.
+/// An answer without a header omits the header that the prompt began.
 #[test]
 fn the_prompts_header_is_no_part_of_an_answer() {
     let template = "{# <|channel|> <|call|> #}{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>\
