@@ -494,7 +494,7 @@ fn bench_writes_a_report() {
     }
 
     // Never overwrites a file that is not a report, and fails before measuring.
-    fails(&["bench", "--report", BUILTIN], 2, &["report", "a new file, or a report to write over"]);
+    fails(&["bench", "--report", BUILTIN], 2, &["report", "a new file, or a report to overwrite"]);
     fails(&["bench", "--report", env!("CARGO_MANIFEST_DIR")], 2, &["report", "a new file"]);
     fails(&["bench", "--report", "--json"], 2, &["--json"]);
     fails(&["bench", "--quick"], 2, &["--report"]);
