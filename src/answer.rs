@@ -32,10 +32,10 @@ use serde_json::{Map, Value as Json};
 
 use crate::error::Error;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
-use body::{Scan, Step};
+use body::{Scan, ScanStep};
 pub use format::Format;
 pub(crate) use format::Mark;
-use harmony::{Channel, Header};
+use harmony::{HarmonyChannel, HarmonyHeader};
 #[cfg(feature = "grammar")]
 pub(crate) use values::GEMMA_QUOTE;
 use values::{Types, Wrong};
@@ -88,8 +88,8 @@ pub(crate) fn call_id(number: usize) -> String {
 #[cfg(any(feature = "chat", all(target_arch = "wasm32", feature = "web-text")))]
 pub(crate) fn prompt_end(tokenizer: &Tokenizer, ids: &[u32]) -> Result<String, Error> {
     /// More tokens than any template's end has.
-    const MOST_TOKENS: usize = 16;
-    tokenizer.decode(ids.get(ids.len().saturating_sub(MOST_TOKENS)..).unwrap_or_default(), false)
+    const MAX_TOKENS: usize = 16;
+    tokenizer.decode(ids.get(ids.len().saturating_sub(MAX_TOKENS)..).unwrap_or_default(), false)
 }
 
 /// An error in a part of an answer.
@@ -144,7 +144,7 @@ pub struct AnswerReader {
     marks: &'static [(&'static str, Mark)],
     /// For each mark: whether it is a token, so that its text is not a mark.
     is_token: Vec<bool>,
-    tokens: Option<Tokens>,
+    tokens: Option<MarkTokens>,
     /// Whether the current input is tokens.
     by_token: bool,
     /// Parameters of the request's tools; `None`: any tool.
@@ -166,7 +166,7 @@ pub struct AnswerReader {
 /// Marks that are tokens, and their positions in the text. The text of pieces lags behind their ids: it may start a
 /// stop string, or have an incomplete character.
 #[derive(Debug, Clone)]
-struct Tokens {
+struct MarkTokens {
     /// The index of a mark by token id.
     marks: HashMap<u32, usize>,
     decoder: StreamDecoder,
@@ -186,16 +186,16 @@ enum State {
     Thinking,
     /// Gemma's `thought` to the end of the line.
     ThoughtName(String),
-    Call(Box<Call>),
+    Call(Box<PartialCall>),
     /// After a call; whether a semicolon followed, Llama's separator.
     AfterCall(bool),
     /// A harmony header.
-    Header(Header),
+    Header(HarmonyHeader),
 }
 
 /// An unfinished call.
 #[derive(Debug, Clone)]
-struct Call {
+struct PartialCall {
     /// The text before it: a mark, or a header with the tool's name.
     lead: String,
     raw: String,
@@ -207,7 +207,7 @@ struct Call {
     is_bare: bool,
 }
 
-enum Found {
+enum FoundMark {
     /// Offset, length, and index of the mark.
     Mark(usize, usize, usize),
     /// The rest from this offset may become one.
@@ -219,7 +219,7 @@ impl AnswerReader {
     /// A reader for plain text.
     pub fn new(format: Format) -> Self {
         let marks = format.marks();
-        let state = if format == Format::Harmony { State::Header(Header::default()) } else { State::Answer };
+        let state = if format == Format::Harmony { State::Header(HarmonyHeader::default()) } else { State::Answer };
         AnswerReader {
             format,
             marks,
@@ -247,7 +247,7 @@ impl AnswerReader {
             *is_token = marks.values().any(|&mark| mark == at);
         }
         let decoder = tokenizer.decoder().continuing();
-        reader.tokens = Some(Tokens { marks, decoder, n_decoded: 0, n_given: 0, due: VecDeque::new(), skip: 0 });
+        reader.tokens = Some(MarkTokens { marks, decoder, n_decoded: 0, n_given: 0, due: VecDeque::new(), skip: 0 });
         reader
     }
 
@@ -345,7 +345,7 @@ impl AnswerReader {
         if matches!(self.state, State::Call(_))
             && let State::Call(call) = std::mem::replace(&mut self.state, State::Answer)
         {
-            let expected = if call.scan.is_in_text() { "the end of a string" } else { "the end of a call" };
+            let expected = if call.scan.is_in_string() { "the end of a string" } else { "the end of a call" };
             match call.is_empty_of_harmony() {
                 true => self.close_call(*call),
                 false => self.not_a_call(*call, (expected.into(), "the end of the answer".into()), self.position),
@@ -371,7 +371,7 @@ impl AnswerReader {
         std::mem::take(&mut self.events)
     }
 
-    fn piece(&mut self, tokens: &mut Tokens, id: u32, mut text: &str) -> Result<(), Error> {
+    fn piece(&mut self, tokens: &mut MarkTokens, id: u32, mut text: &str) -> Result<(), Error> {
         // As in generation: an id outside the vocabulary has no text.
         let decoded = tokens.decoder.push(id).unwrap_or_default();
         tokens.n_decoded += decoded.len();
@@ -444,21 +444,21 @@ impl AnswerReader {
                     continue;
                 }
                 match self.find(rest) {
-                    Found::Mark(0, len, at) => {
+                    FoundMark::Mark(0, len, at) => {
                         done += len;
                         if let Some(&(name, mark)) = self.marks.get(at) {
                             self.mark(name, mark);
                         }
                     }
-                    Found::Perhaps(0) => {
+                    FoundMark::Perhaps(0) => {
                         self.held = rest.into();
                         break;
                     }
-                    Found::Mark(n, ..) | Found::Perhaps(n) => {
+                    FoundMark::Mark(n, ..) | FoundMark::Perhaps(n) => {
                         let before = rest.get(..n).unwrap_or_default();
                         done += self.plain(before);
                     }
-                    Found::No => done += self.plain(rest),
+                    FoundMark::No => done += self.plain(rest),
                 }
             }
         }
@@ -479,7 +479,7 @@ impl AnswerReader {
     }
 
     /// The first active mark, of those that are not tokens.
-    fn find(&self, text: &str) -> Found {
+    fn find(&self, text: &str) -> FoundMark {
         let active = |(at, (_, mark)): &(usize, &(&str, Mark))| {
             !(self.by_token && self.is_token.get(*at) == Some(&true)) && self.is_active(*mark, false)
         };
@@ -488,13 +488,13 @@ impl AnswerReader {
         for (at, _) in text.match_indices(['<', '[']) {
             let rest = text.get(at..).unwrap_or_default();
             if let Some(&(mark, name)) = marks.iter().find(|(_, name)| rest.starts_with(name)) {
-                return Found::Mark(at, name.len(), mark);
+                return FoundMark::Mark(at, name.len(), mark);
             }
             if marks.iter().any(|(_, name)| name.starts_with(rest)) {
-                return Found::Perhaps(at);
+                return FoundMark::Perhaps(at);
             }
         }
-        Found::No
+        FoundMark::No
     }
 
     /// Whether a mark counts in this state.
@@ -521,7 +521,7 @@ impl AnswerReader {
             (Mark::ThinkClose, _) => self.begin_answer(),
             (Mark::CallOpen | Mark::Function, state) => {
                 let is_function = mark == Mark::Function;
-                self.state = State::Call(Box::new(Call {
+                self.state = State::Call(Box::new(PartialCall {
                     lead: if is_function { String::new() } else { name.into() },
                     raw: if is_function { name.into() } else { String::new() },
                     scan: if is_function { Scan::function() } else { Scan::new(self.format) },
@@ -535,10 +535,10 @@ impl AnswerReader {
             (Mark::Message, State::Header(header)) => {
                 self.begin_answer();
                 match header.channel() {
-                    Channel::Thought => self.state = State::Thinking,
-                    Channel::Answer => {}
-                    Channel::Call(tool) => {
-                        self.state = State::Call(Box::new(Call {
+                    HarmonyChannel::Thought => self.state = State::Thinking,
+                    HarmonyChannel::Answer => {}
+                    HarmonyChannel::Call(tool) => {
+                        self.state = State::Call(Box::new(PartialCall {
                             lead: header.own().to_owned() + name,
                             raw: String::new(),
                             scan: Scan::new(self.format),
@@ -564,7 +564,7 @@ impl AnswerReader {
                 }
                 self.begin_answer();
                 let text = if mark == Mark::End { String::new() } else { name.into() };
-                self.state = State::Header(Header { text, n_given: 0 });
+                self.state = State::Header(HarmonyHeader { text, n_given: 0 });
             }
         }
     }
@@ -654,7 +654,7 @@ impl AnswerReader {
         }
         self.position += n_space;
         self.answer(text.get(..n_space).unwrap_or_default());
-        self.state = State::Call(Box::new(Call {
+        self.state = State::Call(Box::new(PartialCall {
             lead: String::new(),
             raw: String::new(),
             scan: Scan::new(self.format),
@@ -698,16 +698,16 @@ impl AnswerReader {
         for (at, c) in text.char_indices() {
             let State::Call(call) = &mut self.state else { return (at, String::new()) };
             let step = match call.raw.len() + c.len_utf8() > MAX_CALL_BYTES {
-                true => Step::Bad("a call of at most 1 MiB", 0),
-                false if call.is_hopeless() => Step::Bad("a call", 0),
+                true => ScanStep::Invalid("a call of at most 1 MiB", 0),
+                false if call.is_hopeless() => ScanStep::Invalid("a call", 0),
                 false => call.scan.step(c),
             };
             match step {
-                Step::More => {
+                ScanStep::More => {
                     call.raw.push(c);
                     self.position += c.len_utf8();
                 }
-                Step::Done => {
+                ScanStep::Done => {
                     call.raw.push(c);
                     self.position += c.len_utf8();
                     if let State::Call(call) = std::mem::replace(&mut self.state, State::Answer) {
@@ -715,7 +715,7 @@ impl AnswerReader {
                     }
                     return (at + c.len_utf8(), String::new());
                 }
-                Step::Bad(expected, n_back) => {
+                ScanStep::Invalid(expected, n_back) => {
                     let found =
                         if call.raw.len() >= MAX_CALL_BYTES { "a longer call".into() } else { format!("{c:?}") };
                     let again = self.break_call(expected, &found, n_back);
@@ -727,7 +727,7 @@ impl AnswerReader {
     }
 
     /// Completes a call.
-    fn close_call(&mut self, call: Call) {
+    fn close_call(&mut self, call: PartialCall) {
         let parsed = match &call.name {
             Some(name) => values_of_header(&call.raw, name),
             None => values::parse(self.format, &call.raw, self.types.as_ref()),
@@ -772,7 +772,7 @@ impl AnswerReader {
     }
 
     /// Emits a malformed call as text.
-    fn not_a_call(&mut self, call: Call, (expected, found): Wrong, position: usize) {
+    fn not_a_call(&mut self, call: PartialCall, (expected, found): Wrong, position: usize) {
         let text = call.lead + &call.raw;
         if call.in_thought {
             self.state = State::Thinking;
@@ -798,7 +798,7 @@ impl AnswerReader {
     }
 }
 
-impl Call {
+impl PartialCall {
     /// Whether an answer without a mark can no longer be a call: its first key is unknown.
     fn is_hopeless(&self) -> bool {
         const KEYS: [&str; 6] = ["name", "arguments", "parameters", "type", "id", "function"];

@@ -652,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn roofline_of_a_known_model() {
+    fn roofline_of_llama_3_2_1b_matches_hand_count() {
         // 2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 2048 * 8192 weights in each of 16 layers.
         let (layers, head) = (60_817_408 * 16, 128_256 * 2048);
         let norms_bytes = (2 * 16 + 1) * 2048 * 4;
@@ -676,14 +676,14 @@ mod tests {
     }
 
     #[test]
-    fn spreads_are_sorted() {
+    fn spread_has_lowest_median_and_highest() {
         assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { lowest: 1.0, median: 2.0, highest: 3.0 });
         assert_eq!(Spread::of(vec![2.0, 1.0]).median, 2.0);
         assert_eq!(Spread::of(Vec::new()).median, 0.0);
     }
 
     #[test]
-    fn percentiles_are_nearest_ranks() {
+    fn percentiles_use_the_nearest_rank() {
         let of = |n: u32| Percentiles::of((1..=n).rev().map(f64::from).collect());
         assert_eq!(of(100), Percentiles { p50: 50.0, p95: 95.0, p99: 99.0 });
         assert_eq!(of(50), Percentiles { p50: 25.0, p95: 48.0, p99: 50.0 });
@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_are_named_as_elsewhere() {
+    fn case_names_follow_llama_bench() {
         let case = |phase, depth| Case { phase, n_tokens: 128, depth };
         assert_eq!(case(Phase::Prefill, 0).name(), "pp128");
         assert_eq!(case(Phase::Decode, 1024).name(), "tg128 @ d1024");

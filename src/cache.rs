@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn no_byte_may_differ() {
+    fn checked_file_with_a_changed_byte_is_not_read() {
         let folder = folder("checked");
         let path = folder.join("a.pipelines");
         assert_eq!(read_checked(&path), None);
@@ -182,7 +182,7 @@ mod tests {
     /// Anyone with write access to the folder can guess the names of temporary files.
     #[cfg(unix)]
     #[test]
-    fn links_in_the_place_of_parts_are_not_followed() {
+    fn symlink_in_place_of_a_partial_file_is_not_followed() {
         let folder = folder("links");
         let (path, other) = (folder.join("a.tuning.json"), folder.join("other"));
         std::fs::create_dir_all(&folder).unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_program_left_is_removed() {
+    fn stale_partial_files_are_removed() {
         let folder = folder("swept");
         let path = folder.join("a.tuning.json");
         write(&path, b"1").unwrap();

@@ -44,7 +44,7 @@ use crate::error::Error;
 use crate::load::ChatSource;
 use crate::tokenizer::{EncodeOptions, Search, Tokenizer};
 use parser::Template;
-use values::{Budget, Dict, Fault, Seq, Text, Value};
+use values::{Budget, Dict, RenderFault, Seq, TrackedText, Value};
 
 /// Roles set by programs. A template may build a control token from these (`<|user|>`), and from no other role.
 const ROLES: [&str; 9] =
@@ -132,7 +132,7 @@ pub type SpecialTexts = serde_json::Map<String, Json>;
 /// A rendered conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rendered {
-    text: Text,
+    text: TrackedText,
 }
 
 impl Rendered {
@@ -142,21 +142,21 @@ impl Rendered {
     }
 
     /// The text in pieces, each with whether a user wrote it.
-    pub fn stretches(&self) -> impl Iterator<Item = (&str, bool)> {
-        self.text.stretches()
+    pub fn pieces(&self) -> impl Iterator<Item = (&str, bool)> {
+        self.text.pieces()
     }
 }
 
 /// A chat template, or a model's several for different purposes. Clones share it.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
-    inner: Arc<Inner>,
+    inner: Arc<TemplateInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct TemplateInner {
     name: &'static str,
-    templates: Vec<Named>,
+    templates: Vec<NamedTemplate>,
     special: SpecialTexts,
     /// The publisher's special tokens, if neither caller nor vocabulary has them.
     default_special: SpecialTexts,
@@ -165,10 +165,10 @@ struct Inner {
 
 /// One of a model's templates.
 #[derive(Debug)]
-struct Named {
+struct NamedTemplate {
     name: String,
     /// The template, or why it is invalid.
-    template: Result<Template, Failed>,
+    template: Result<Template, TemplateFault>,
     /// Whether it mentions tools.
     knows_tools: bool,
     /// Whether it reads only the first call of a message.
@@ -177,10 +177,10 @@ struct Named {
     wants_parts: bool,
 }
 
-impl Named {
-    fn read(name: &str, source: &str) -> Named {
+impl NamedTemplate {
+    fn read(name: &str, source: &str) -> NamedTemplate {
         let template = parse(source);
-        Named {
+        NamedTemplate {
             name: name.to_owned(),
             knows_tools: source.contains("tool"),
             takes_one_call: source.contains("tool_calls[0]"),
@@ -191,7 +191,7 @@ impl Named {
 
     fn template(&self) -> Result<&Template, Error> {
         self.template.as_ref().map_err(|failed| {
-            let Failed { field, expected, found } = failed.clone();
+            let TemplateFault { field, expected, found } = failed.clone();
             Error::Template { field: format!("`{}`: {field}", self.name), expected, found }
         })
     }
@@ -213,15 +213,15 @@ fn wants_parts(template: &Template) -> bool {
 
 /// The fields of an [`Error::Template`], which can be cloned.
 #[derive(Clone, Debug)]
-struct Failed {
+struct TemplateFault {
     field: String,
     expected: String,
     found: String,
 }
 
-impl Failed {
+impl TemplateFault {
     fn error(self) -> Error {
-        let Failed { field, expected, found } = self;
+        let TemplateFault { field, expected, found } = self;
         Error::Template { field, expected, found }
     }
 }
@@ -240,9 +240,9 @@ impl ChatTemplate {
 
     /// The templates of a model's files.
     fn from_files(source: &ChatSource) -> Self {
-        let inner = Inner {
+        let inner = TemplateInner {
             name: "file",
-            templates: source.templates.iter().map(|(name, source)| Named::read(name, source)).collect(),
+            templates: source.templates.iter().map(|(name, source)| NamedTemplate::read(name, source)).collect(),
             special: source.special_tokens.clone(),
             default_special: SpecialTexts::new(),
             stop_texts: &[],
@@ -269,10 +269,10 @@ impl ChatTemplate {
     pub fn known(name: &str) -> Option<Self> {
         let known = known::TEMPLATES.iter().find(|known| known.name == name)?;
         let special = [("bos_token", known.bos), ("eos_token", known.eos)];
-        let inner = Inner {
+        let inner = TemplateInner {
             name: known.name,
             // Tests render each of them.
-            templates: vec![Named::read("default", known.source)],
+            templates: vec![NamedTemplate::read("default", known.source)],
             special: SpecialTexts::new(),
             default_special: special.map(|(name, text)| (name.to_owned(), Json::from(text))).into_iter().collect(),
             stop_texts: known.stop_texts,
@@ -342,7 +342,7 @@ impl ChatTemplate {
     }
 
     /// The template to use, chosen as Hugging Face does.
-    fn choose(&self, options: &ChatOptions) -> Result<&Named, Error> {
+    fn choose(&self, options: &ChatOptions) -> Result<&NamedTemplate, Error> {
         let named = |wanted: &str| self.inner.templates.iter().find(|named| named.name == wanted);
         let found = match &options.template {
             Some(name) => named(name),
@@ -387,17 +387,17 @@ impl ChatTemplate {
                 render(&adapted::without_calls(&messages), options).unwrap_or(text)
             }
             Ok(text) => text,
-            Err((error, Told::Elsewise)) => {
-                let (mut plainer, options) = (adapted::plainer(&messages), adapted::options(options));
-                let mut found = render(&plainer, &options);
+            Err((error, Retry::Adapted)) => {
+                let (mut simplified, options) = (adapted::simplified(&messages), adapted::options(options));
+                let mut found = render(&simplified, &options);
                 if found.is_err() && adapted::has_calls(&messages) {
-                    adapted::write_arguments(&mut plainer);
+                    adapted::write_arguments(&mut simplified);
                     found =
-                        render(&plainer, &options).or_else(|_| render(&adapted::without_calls(&messages), &options));
+                        render(&simplified, &options).or_else(|_| render(&adapted::without_calls(&messages), &options));
                 }
                 found.map_err(|_| error)?
             }
-            Err((error, Told::Never)) => return Err(error),
+            Err((error, Retry::Never)) => return Err(error),
         };
         let text = if options.continue_final_message { without_tag(text)? } else { text };
         Ok(Rendered { text })
@@ -426,8 +426,8 @@ impl ChatTemplate {
 }
 
 /// Whether to try another form of a conversation that failed.
-enum Told {
-    Elsewise,
+enum Retry {
+    Adapted,
     /// The budget was exceeded.
     Never,
 }
@@ -438,7 +438,7 @@ fn render_once(
     messages: &[Message],
     options: &ChatOptions,
     special: &SpecialTexts,
-) -> Result<Text, (Error, Told)> {
+) -> Result<TrackedText, (Error, Retry)> {
     let lists = options.tools.iter().chain(&options.documents).flatten().map(json_bytes);
     let variables = options.variables.iter().map(|(name, value)| name.len() + json_bytes(value));
     let input_bytes: usize = messages.iter().map(message_bytes).chain(lists).chain(variables).sum();
@@ -447,15 +447,16 @@ fn render_once(
     let budget = Budget::new(steps, bytes);
     let variables = context(messages, options, special, &budget).map_err(|fault| {
         let found = match fault {
-            Fault::Wrong(message) => message,
+            RenderFault::Wrong(message) => message,
             _ => "too large".into(),
         };
         let expected = "plain values without deep nesting".into();
-        (Error::Template { field: "messages".into(), expected, found }, Told::Never)
+        (Error::Template { field: "messages".into(), expected, found }, Retry::Never)
     })?;
     engine::render(template, variables, options.now, &budget).map_err(|(fault, line)| {
-        let told = if matches!(fault, Fault::Raised(_) | Fault::Wrong(_)) { Told::Elsewise } else { Told::Never };
-        (failure(fault, line, Some(&budget)).error(), told)
+        let retry =
+            if matches!(fault, RenderFault::Raised(_) | RenderFault::Wrong(_)) { Retry::Adapted } else { Retry::Never };
+        (failure(fault, line, Some(&budget)).error(), retry)
     })
 }
 
@@ -466,9 +467,9 @@ pub(crate) fn date_time(now: i64) -> String {
 }
 
 /// Parses a source.
-fn parse(source: &str) -> Result<Template, Failed> {
+fn parse(source: &str) -> Result<Template, TemplateFault> {
     if source.len() > MAX_SOURCE_BYTES {
-        return Err(Failed {
+        return Err(TemplateFault {
             field: "source".into(),
             expected: format!("at most {MAX_SOURCE_BYTES} bytes"),
             found: format!("{} bytes", source.len()),
@@ -478,24 +479,26 @@ fn parse(source: &str) -> Result<Template, Failed> {
 }
 
 /// Converts a fault in parsing, or in rendering within a budget.
-fn failure(fault: Fault, line: u32, budget: Option<&Budget>) -> Failed {
+fn failure(fault: RenderFault, line: u32, budget: Option<&Budget>) -> TemplateFault {
     /// The message may be long: it is the template's, or repeats a text.
     const MAX_CHARS: usize = 300;
     let shortened = |text: String| -> String { text.chars().take(MAX_CHARS).collect() };
     let (steps, bytes) = budget.map_or((0, 0), |budget| (budget.steps, budget.bytes));
     let (field, expected, found) = match fault {
-        Fault::Raised(message) => {
+        RenderFault::Raised(message) => {
             let found = format!("refused: {}", shortened(message));
             let (field, expected) = ("conversation".into(), "one that the template accepts".into());
-            return Failed { field, expected, found };
+            return TemplateFault { field, expected, found };
         }
-        Fault::Steps => ("steps", format!("at most {steps}"), "more steps".into()),
-        Fault::Work => ("work", format!("at most {bytes} bytes read and written"), "more bytes".into()),
-        Fault::Depth => ("recursion", "moderate nesting of statements and calls".into(), "deeper nesting".into()),
-        Fault::Wrong(message) if budget.is_some() => ("expression", "a valid expression".into(), shortened(message)),
-        Fault::Wrong(message) => ("syntax", "a Jinja template".into(), shortened(message)),
+        RenderFault::Steps => ("steps", format!("at most {steps}"), "more steps".into()),
+        RenderFault::Work => ("work", format!("at most {bytes} bytes read and written"), "more bytes".into()),
+        RenderFault::Depth => ("recursion", "moderate nesting of statements and calls".into(), "deeper nesting".into()),
+        RenderFault::Wrong(message) if budget.is_some() => {
+            ("expression", "a valid expression".into(), shortened(message))
+        }
+        RenderFault::Wrong(message) => ("syntax", "a Jinja template".into(), shortened(message)),
     };
-    Failed { field: format!("{field} in line {line}"), expected, found }
+    TemplateFault { field: format!("{field} in line {line}"), expected, found }
 }
 
 /// Marks where the model continues, as in `transformers`: later text is cut off. The space shows whether the template
@@ -523,7 +526,7 @@ fn with_tag(messages: &[Message]) -> Result<Vec<Message>, Error> {
 }
 
 /// Cuts a text at the mark.
-fn without_tag(text: Text) -> Result<Text, Error> {
+fn without_tag(text: TrackedText) -> Result<TrackedText, Error> {
     let at = text.text.rfind(TAG.trim_end()).ok_or_else(|| open_message("a message that the template drops"))?;
     let is_whole = text.text.get(at..).is_some_and(|rest| rest.starts_with(TAG));
     let before = text.text.get(..at).unwrap_or_default();
@@ -548,19 +551,19 @@ fn json_bytes(value: &Json) -> usize {
 /// A message as the template sees it, without empty fields.
 fn message_value(message: &Message, budget: &Budget) -> values::Result<Value> {
     let role = match ROLES.contains(&message.role.as_str()) {
-        true => Text::template(&message.role),
-        false => Text::user(&message.role),
+        true => TrackedText::template(&message.role),
+        false => TrackedText::user(&message.role),
     };
-    let mut fields = vec![(Text::template("role").into(), role.into())];
+    let mut fields = vec![(TrackedText::template("role").into(), role.into())];
     let content = [("content", &message.content)];
     let others = message.fields.iter().map(|(name, value)| (name.as_str(), value));
     for (name, value) in content.into_iter().chain(others).filter(|(_, value)| !value.is_null()) {
-        fields.push((Text::user(name).into(), values::from_json(value, budget)?));
+        fields.push((TrackedText::user(name).into(), values::from_json(value, budget)?));
     }
     let given = |name: &&str| message.fields.get(*name).is_some_and(|value| !value.is_null());
     if let Some(reasoning) = REASONING.iter().find(|name| given(name)).and_then(|name| message.fields.get(*name)) {
         for name in REASONING.iter().take(2).filter(|name| !given(name)) {
-            fields.push((Text::template(*name).into(), values::from_json(reasoning, budget)?));
+            fields.push((TrackedText::template(*name).into(), values::from_json(reasoning, budget)?));
         }
     }
     Dict::build(fields, budget)
@@ -575,7 +578,7 @@ fn context(
 ) -> values::Result<HashMap<Arc<str>, Value>> {
     let mut all = HashMap::new();
     for (name, value) in special {
-        let own = |text: &Json| Value::from(Text::template(text.as_str().unwrap_or_default()));
+        let own = |text: &Json| Value::from(TrackedText::template(text.as_str().unwrap_or_default()));
         let value = match value {
             Json::Array(texts) => Seq::list(texts.iter().map(own).collect(), budget)?,
             text => own(text),
@@ -603,7 +606,7 @@ fn context(
 }
 
 /// Encodes a text. Only the template's own stretches have control tokens.
-fn encode(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<u32>, Error> {
+fn encode(tokenizer: &Tokenizer, text: &TrackedText) -> Result<Vec<u32>, Error> {
     let tokens = special_tokens_in(tokenizer, text)?;
     let bos_id = tokenizer.bos_id();
     let has_bos = tokens.first().is_some_and(|token| token.at == 0 && !token.by_user && Some(token.id) == bos_id);
@@ -652,7 +655,7 @@ fn encode(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<u32>, Error> {
 }
 
 /// The name of a special token in a text.
-struct Found {
+struct SpecialMatch {
     at: usize,
     len: usize,
     id: u32,
@@ -662,7 +665,7 @@ struct Found {
 
 /// Positions of control and unknown tokens: those in the template's own stretches, in order, then those that only a
 /// search of the whole text finds, which include user text.
-fn special_tokens_in(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<Found>, Error> {
+fn special_tokens_in(tokenizer: &Tokenizer, text: &TrackedText) -> Result<Vec<SpecialMatch>, Error> {
     let (names, ids): (Vec<&str>, Vec<u32>) = tokenizer.special_tokens().unzip();
     // The tokenizer's own search.
     let names = Search::new(&names).map_err(|error| Error::Tokenizer {
@@ -676,10 +679,10 @@ fn special_tokens_in(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<Found>, E
     };
     let mut tokens = Vec::new();
     let mut start = 0;
-    for (stretch, by_user) in text.stretches() {
+    for (stretch, by_user) in text.pieces() {
         if !by_user {
             let found = search(stretch).into_iter();
-            tokens.extend(found.map(|(at, len, id)| Found { at: start + at, len, id, by_user }));
+            tokens.extend(found.map(|(at, len, id)| SpecialMatch { at: start + at, len, id, by_user }));
         }
         start += stretch.len();
     }
@@ -687,7 +690,7 @@ fn special_tokens_in(tokenizer: &Tokenizer, text: &Text) -> Result<Vec<Found>, E
         // User stretches are ordered and disjoint, so the first one ending after the name's start decides.
         let next = text.user.partition_point(|user| user.end <= at);
         if text.user.get(next).is_some_and(|user| user.start < at + len) {
-            tokens.push(Found { at, len, id, by_user: true });
+            tokens.push(SpecialMatch { at, len, id, by_user: true });
         }
     }
     Ok(tokens)

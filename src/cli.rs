@@ -117,24 +117,24 @@ impl Cli {
 }
 
 /// Why a command ended early.
-enum Failure {
+enum CommandFailure {
     /// An error to report.
     Error(Error),
     /// The reader closed stdout. This counts as success.
     StdoutClosed,
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CommandFailure {
     fn from(error: Error) -> Self {
-        Failure::Error(error)
+        CommandFailure::Error(error)
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for CommandFailure {
     fn from(source: io::Error) -> Self {
         match source.kind() {
-            io::ErrorKind::BrokenPipe => Failure::StdoutClosed,
-            _ => Failure::Error(Error::Io { path: "stdout".into(), source }),
+            io::ErrorKind::BrokenPipe => CommandFailure::StdoutClosed,
+            _ => CommandFailure::Error(Error::Io { path: "stdout".into(), source }),
         }
     }
 }
@@ -171,18 +171,18 @@ pub fn main() -> ExitCode {
 }
 
 /// Reports a command's error, if any, and returns the exit code.
-fn ended(result: Result<(), Failure>) -> ExitCode {
+fn ended(result: Result<(), CommandFailure>) -> ExitCode {
     match result {
-        Ok(()) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
+        Ok(()) | Err(CommandFailure::StdoutClosed) => ExitCode::SUCCESS,
         // An invalid value is a usage error, also if the library detects it.
-        Err(Failure::Error(error))
+        Err(CommandFailure::Error(error))
             if matches!(error.code(), "option" | "constraint")
                 || matches!(error, Error::Hub(HubError::Address { .. })) =>
         {
             eprintln!("error: {error}");
             ExitCode::from(2)
         }
-        Err(Failure::Error(error)) => {
+        Err(CommandFailure::Error(error)) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
@@ -374,7 +374,7 @@ fn read_list(path: &Path) -> Result<Vec<serde_json::Value>, Error> {
 }
 
 /// Prints one JSON value to stdout.
-fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
+fn print_json(value: &serde_json::Value) -> Result<(), CommandFailure> {
     let mut out = io::stdout().lock();
     writeln!(out, "{value:#}")?;
     Ok(out.flush()?)
@@ -385,13 +385,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn clap_definition_passes_its_debug_assertions() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn adapters_are_read_in_all_spellings() {
+    fn adapter_argument_is_parsed_in_all_spellings() {
         let address = DeviceChoice::Pci("0000:3b:00.0".into());
         for text in ["pci:0000:3b:00.0", "pci:00000000:3B:00.0", "pci:3b:0.0"] {
             assert_eq!(parse_adapter(text), Ok(address.clone()), "{text}");
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_read_in_all_spellings() {
+    fn byte_size_argument_is_parsed_in_all_spellings() {
         for (text, bytes) in [("17", 17), ("2K", 2048), ("1.5GiB", 3 << 29), ("512mb", 512 << 20), ("3 M", 3 << 20)] {
             assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
         }

@@ -106,7 +106,7 @@ enum Executor {
 }
 
 #[derive(Clone, Debug)]
-struct Inner {
+struct DeviceInner {
     executor: Arc<Executor>,
     info: DeviceInfo,
     /// The target of recordings, without the variants that the self-test has banned since.
@@ -133,7 +133,7 @@ enum Rounding {
 
 /// A handle to an open device. Clones share the device.
 #[derive(Clone, Debug)]
-pub struct Device(Arc<Inner>);
+pub struct Device(Arc<DeviceInner>);
 
 impl Device {
     /// The CPU reference device, which computes in 32-bit floats only. A CPU device from [`Device::open`] may round,
@@ -144,7 +144,7 @@ impl Device {
 
     /// The same device without rounding for models.
     pub(crate) fn exact(&self) -> Device {
-        Device(Arc::new(Inner { rounding: Rounding::Never, ..(*self.0).clone() }))
+        Device(Arc::new(DeviceInner { rounding: Rounding::Never, ..(*self.0).clone() }))
     }
 
     /// Opens the adapter that `choice` selects, or the CPU.
@@ -216,7 +216,7 @@ impl Device {
         rounding: Rounding,
     ) -> Device {
         let (executor, tested) = (Arc::new(executor), Arc::default());
-        Device(Arc::new(Inner { executor, info, target, counters, tested, tuning_file: None, rounding }))
+        Device(Arc::new(DeviceInner { executor, info, target, counters, tested, tuning_file: None, rounding }))
     }
 
     /// All GPU adapters of this machine, real GPUs first.
@@ -311,7 +311,7 @@ impl Device {
 
     /// The same device with other self-test results.
     pub(crate) fn with_tested(&self, tested: Arc<Tested>) -> Device {
-        Device(Arc::new(Inner { tested, ..(*self.0).clone() }))
+        Device(Arc::new(DeviceInner { tested, ..(*self.0).clone() }))
     }
 
     /// The tuned parameters for recordings.
@@ -327,7 +327,7 @@ impl Device {
     /// The same device with another tuning for new recordings. Tensors and recordings work on both.
     pub fn with_tuning(&self, tuning: Tuning) -> Device {
         let target = self.0.target.clone().with_tuning(tuning);
-        Device(Arc::new(Inner { target, ..(*self.0).clone() }))
+        Device(Arc::new(DeviceInner { target, ..(*self.0).clone() }))
     }
 
     /// The same device, configured for a model that is `exact` or may round.
@@ -338,7 +338,7 @@ impl Device {
             _ => return self.clone(),
         };
         let target = self.0.target.clone().in_tier(tier);
-        Device(Arc::new(Inner { rounding, target, ..(*self.0).clone() }))
+        Device(Arc::new(DeviceInner { rounding, target, ..(*self.0).clone() }))
     }
 
     /// The target of passes of a model that is `exact` or may round.
@@ -355,7 +355,7 @@ impl Device {
     #[doc(hidden)]
     pub fn with_limits(&self, limits: TargetLimits) -> Device {
         let target = self.0.target.clone().with_limits(limits);
-        Device(Arc::new(Inner { target, ..(*self.0).clone() }))
+        Device(Arc::new(DeviceInner { target, ..(*self.0).clone() }))
     }
 
     /// The same device with its tuning, self-test results, tuning file and notices about that file.
@@ -367,7 +367,7 @@ impl Device {
         notices: Vec<String>,
     ) -> Device {
         let target = self.0.target.clone().with_tuning(tuning);
-        let mut inner = Inner { target, tested, tuning_file, ..(*self.0).clone() };
+        let mut inner = DeviceInner { target, tested, tuning_file, ..(*self.0).clone() };
         inner.info.notices = notices;
         Device(Arc::new(inner))
     }
@@ -811,7 +811,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reason_says_why_one_gpu_was_preferred() {
+    fn device_reason_explains_the_preferred_gpu() {
         use AdapterKind::{Discrete, Integrated};
         let cases = [
             (Power::High, Discrete, &[][..], "the only adapter that is not software"),

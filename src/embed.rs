@@ -13,7 +13,7 @@ mod place;
 mod reranker;
 
 pub use batch::Tokens;
-pub(crate) use batch::{Head, record_texts};
+pub(crate) use batch::{OutputHead, record_texts};
 pub use embedder::{EmbedOptions, Embedder};
 pub use place::Place;
 pub use reranker::{Ranked, RerankOptions, Reranker};

@@ -41,7 +41,7 @@ pub use generation::{CancelHandle, Generation, Piece, StopReason};
 pub(crate) use in_flight::InFlight;
 pub use inside::{HeadWeights, TimedDispatch, Timeline};
 pub use logprobs::Logprobs;
-pub(crate) use lookup::{judge, look_up};
+pub(crate) use lookup::{look_up, verify_drafts};
 pub(crate) use model::Adapted;
 pub use model::Placed;
 pub(crate) use model::plan_of;

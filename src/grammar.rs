@@ -50,9 +50,9 @@ pub use tools::{ToolChoice, ToolGrammar, ToolRules};
 /// some thousand levels. Unused stack takes no memory.
 const STACK_BYTES: usize = 256 << 20;
 /// Timeout for compiling a grammar. The limits keep most far below it; this catches the rest.
-const MOST_TIME: Duration = Duration::from_secs(5);
+const MAX_TIME: Duration = Duration::from_secs(5);
 /// Maximum grammars compiled at a time, including timed-out ones still running: nothing can stop those.
-const MOST_READERS: usize = 4;
+const MAX_COMPILERS: usize = 4;
 /// White space between parts of a JSON text: a space, or a line break with indentation. Without this limit, a model
 /// may generate spaces up to the maximum length.
 const WHITE_SPACE: &str = r"\x20|\n\x20{0,40}|\n\t{0,10}";
@@ -207,7 +207,7 @@ impl Grammars {
     /// # Errors
     /// [`Error::Tokenizer`] if the vocabulary is too large.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: u32) -> Result<Grammars, Error> {
-        let env: TokEnv = Arc::new(Vocabulary::new(tokenizer, vocab_size)?);
+        let env: TokEnv = Arc::new(GuidanceTokenizer::new(tokenizer, vocab_size)?);
         let slices = SlicedBiasComputer::general_slices();
         let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
         let mut factory = factory.map_err(|error| Error::Tokenizer {
@@ -254,7 +254,7 @@ impl Grammars {
             (matcher, reason)
         };
         #[cfg(not(target_arch = "wasm32"))]
-        let (matcher, reason) = READERS.with_stack(field, read)?;
+        let (matcher, reason) = COMPILERS.compile_on_thread(field, read)?;
         // WASM has no threads here: on stack overflow the module ends, and its owner creates another.
         #[cfg(target_arch = "wasm32")]
         let (matcher, reason) = read();
@@ -334,37 +334,38 @@ fn dead_end(parser: &mut TokenParser) -> Option<String> {
 }
 
 /// Limits concurrent compilations.
-struct Readers {
+struct Compilers {
     n: Mutex<usize>,
     freed: Condvar,
     most: usize,
     most_time: Duration,
 }
 
-static READERS: Readers = Readers { n: Mutex::new(0), freed: Condvar::new(), most: MOST_READERS, most_time: MOST_TIME };
+static COMPILERS: Compilers =
+    Compilers { n: Mutex::new(0), freed: Condvar::new(), most: MAX_COMPILERS, most_time: MAX_TIME };
 
 /// A running compilation.
-struct Reader(&'static Readers);
+struct CompileSlot(&'static Compilers);
 
-impl Drop for Reader {
+impl Drop for CompileSlot {
     fn drop(&mut self) {
         *self.0.n.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
         self.0.freed.notify_one();
     }
 }
 
-impl Readers {
+impl Compilers {
     /// Runs recursive work on a thread with a large stack.
-    fn with_stack<T: Send + 'static>(
+    fn compile_on_thread<T: Send + 'static>(
         &'static self,
         field: &'static str,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        let reader = self.begin(field)?;
+        let slot = self.begin(field)?;
         let (sender, receiver) = mpsc::channel();
         let work = move || {
             let done = work();
-            drop(reader);
+            drop(slot);
             // After a timeout nothing receives this.
             drop(sender.send(done));
         };
@@ -378,7 +379,7 @@ impl Readers {
     }
 
     /// Waits for a free slot.
-    fn begin(&'static self, field: &str) -> Result<Reader, Error> {
+    fn begin(&'static self, field: &str) -> Result<CompileSlot, Error> {
         let n = self.n.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.freed.wait_timeout_while(n, self.most_time, |n| *n >= self.most);
         let (mut n, waited) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -390,7 +391,7 @@ impl Readers {
             });
         }
         *n += 1;
-        Ok(Reader(self))
+        Ok(CompileSlot(self))
     }
 }
 
@@ -477,17 +478,17 @@ impl Guide {
 }
 
 /// A tokenizer for llguidance.
-struct Vocabulary {
+struct GuidanceTokenizer {
     tokenizer: Arc<Tokenizer>,
     trie: TokTrie,
 }
 
-impl Vocabulary {
-    fn new(tokenizer: Arc<Tokenizer>, vocab_size: u32) -> Result<Vocabulary, Error> {
+impl GuidanceTokenizer {
+    fn new(tokenizer: Arc<Tokenizer>, vocab_size: u32) -> Result<GuidanceTokenizer, Error> {
         /// Maximum bytes of a token, and so depth of the trie.
-        const MOST_BYTES: usize = 512;
+        const MAX_BYTES: usize = 512;
         /// Maximum bytes of all tokens, and so nodes of the trie.
-        const MOST_ALL_BYTES: usize = 1 << 22;
+        const MAX_ALL_BYTES: usize = 1 << 22;
         let mut words = Vec::with_capacity(vocab_size as usize);
         for id in 0..vocab_size {
             words.push(match tokenizer.token_type(id) {
@@ -500,7 +501,7 @@ impl Vocabulary {
                     #[cfg(feature = "answer")]
                     let steers = steers || (kind == TokenType::UserDefined && crate::answer::is_mark(bytes));
                     match bytes.len() {
-                        MOST_BYTES.. => Vec::new(),
+                        MAX_BYTES.. => Vec::new(),
                         _ if steers => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
                         _ => bytes.to_vec(),
                     }
@@ -508,19 +509,19 @@ impl Vocabulary {
             });
         }
         let all_bytes: usize = words.iter().map(Vec::len).sum();
-        if all_bytes >= MOST_ALL_BYTES || vocab_size >= 1 << 21 {
+        if all_bytes >= MAX_ALL_BYTES || vocab_size >= 1 << 21 {
             return Err(Error::Tokenizer {
                 field: "tokens".into(),
-                expected: format!("less than {MOST_ALL_BYTES} bytes and 2 million tokens, for constraints"),
+                expected: format!("less than {MAX_ALL_BYTES} bytes and 2 million tokens, for constraints"),
                 found: format!("{all_bytes} bytes in {vocab_size} tokens"),
             });
         }
         let trie = TokTrie::from(&TokRxInfo::new(vocab_size, INVALID_TOKEN), &words);
-        Ok(Vocabulary { tokenizer, trie })
+        Ok(GuidanceTokenizer { tokenizer, trie })
     }
 }
 
-impl TokenizerEnv for Vocabulary {
+impl TokenizerEnv for GuidanceTokenizer {
     fn tok_trie(&self) -> &TokTrie {
         &self.trie
     }
@@ -546,24 +547,24 @@ mod tests {
 
     /// A timed-out reader keeps its slot until it finishes.
     #[test]
-    fn readers_that_do_not_end_are_counted() {
-        static FEW: Readers =
-            Readers { n: Mutex::new(0), freed: Condvar::new(), most: 2, most_time: Duration::from_millis(20) };
+    fn stuck_grammar_compilations_keep_their_slot() {
+        static FEW: Compilers =
+            Compilers { n: Mutex::new(0), freed: Condvar::new(), most: 2, most_time: Duration::from_millis(20) };
         let (end, ended) = mpsc::channel::<()>();
         let ended = Arc::new(Mutex::new(ended));
         for _ in 0..2 {
             let ended = ended.clone();
             let wait = move || drop(ended.lock().map(|ended| ended.recv()));
-            let error = FEW.with_stack("regex", wait).unwrap_err().to_string();
+            let error = FEW.compile_on_thread("regex", wait).unwrap_err().to_string();
             assert!(error.contains("too complex"), "{error}");
         }
-        let error = FEW.with_stack("regex", || ()).unwrap_err().to_string();
+        let error = FEW.compile_on_thread("regex", || ()).unwrap_err().to_string();
         assert!(error.contains("at most 2 compiling at a time"), "{error}");
         drop(end);
         // They finish now.
         while *FEW.n.lock().unwrap() > 0 {
             thread::yield_now();
         }
-        assert_eq!(FEW.with_stack("regex", || 7).unwrap(), 7);
+        assert_eq!(FEW.compile_on_thread("regex", || 7).unwrap(), 7);
     }
 }

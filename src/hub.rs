@@ -37,18 +37,18 @@ use serde::Deserialize;
 pub use crate::error::HubError;
 pub use address::Address;
 
-use self::cache::{Content, Repo};
-use self::choice::{Choice, File, Folder};
-use self::client::Client;
+use self::cache::{Blob, Repo};
+use self::choice::{Folder, ModelFiles, RepoFile};
+use self::client::HubClient;
 use self::digest::Digest;
-use self::download::Wanted;
+use self::download::FileDownload;
 use self::patience::Patience;
 use crate::error::Error;
 use crate::formats::safetensors::ShardIndex;
 
 /// A hub with its cache.
 pub struct Hub {
-    client: Client,
+    client: HubClient,
     cache: PathBuf,
     is_offline: bool,
     sleep: Box<dyn Fn(Duration) + Send + Sync>,
@@ -166,7 +166,7 @@ pub struct Damaged {
 /// A revision of a repository as the hub lists it.
 struct Listing {
     commit: String,
-    files: Vec<File>,
+    files: Vec<RepoFile>,
 }
 
 /// The fields used from the hub's response.
@@ -214,7 +214,7 @@ impl Hub {
             let (expected, found) = ("printable ASCII characters".into(), "a text with other characters".into());
             return Err(Error::Option { option: "HF_TOKEN", expected, found });
         }
-        Ok(Hub { client: Client::new(&endpoint, token), cache, is_offline, sleep: Box::new(std::thread::sleep) })
+        Ok(Hub { client: HubClient::new(&endpoint, token), cache, is_offline, sleep: Box::new(std::thread::sleep) })
     }
 
     /// Uses `sleep` to wait between attempts.
@@ -266,8 +266,8 @@ impl Hub {
         let snapshot = repo.snapshot(&listing.commit);
         let choice = choice::choose(&listing.files, address)?;
         let files = match &choice {
-            Choice::Gguf(model) => model.files(),
-            Choice::Folder(folder) => {
+            ModelFiles::Gguf(model) => model.files(),
+            ModelFiles::Folder(folder) => {
                 // The index is small and names the other files needed.
                 self.complete(address, &repo, &listing, folder.index.as_slice(), &mut |_| {})?;
                 [folder.texts.clone(), weights(folder, &snapshot, address)?].concat()
@@ -290,7 +290,7 @@ impl Hub {
         };
         let snapshot = repo.snapshot(&commit);
         let choice = choice::choose(&repo.files(&commit)?, address)?;
-        if let Choice::Folder(folder) = &choice {
+        if let ModelFiles::Folder(folder) = &choice {
             weights(folder, &snapshot, address)?;
         }
         Ok(choice.place(&snapshot))
@@ -350,7 +350,7 @@ impl Hub {
         verified.unknown.append(&mut unknown);
         let total_bytes = contents.iter().map(|content| content.size).sum();
         let mut done_bytes = 0;
-        for Content { path, size, digest, files } in contents {
+        for Blob { path, size, digest, files } in contents {
             let mut on_bytes = |bytes: u64| on_event(Event::Progress { done_bytes: done_bytes + bytes, total_bytes });
             let found = digest::of_file(&path, &digest, &mut on_bytes)?;
             done_bytes += size;
@@ -375,7 +375,7 @@ impl Hub {
             return Err(HubError::Offline { address: address.to_string(), found, cache: self.cache.clone() }.into());
         }
         let listing = self.list_files(&address, false)?;
-        let wanted: Vec<File> = listing.files.iter().filter(|file| file.path == path).cloned().collect();
+        let wanted: Vec<RepoFile> = listing.files.iter().filter(|file| file.path == path).cloned().collect();
         if wanted.is_empty() {
             let (wanted, available) = (format!("no {path}"), Vec::new());
             return Err(HubError::Choice { address: address.to_string(), wanted, available }.into());
@@ -410,8 +410,8 @@ impl Hub {
                 return Err(HubError::Choice { address, wanted, available }.into());
             }
             let found = match choice::choose(&files, address) {
-                Ok(Choice::Gguf(model)) => model.files(),
-                Ok(Choice::Folder(folder)) => folder.all(),
+                Ok(ModelFiles::Gguf(model)) => model.files(),
+                Ok(ModelFiles::Folder(folder)) => folder.all(),
                 Err(_) => Vec::new(),
             };
             chosen.extend(found.into_iter().map(|file| (commit.clone(), file.path)));
@@ -445,7 +445,7 @@ impl Hub {
         address: &Address,
         repo: &Repo,
         listing: &Listing,
-        files: &[File],
+        files: &[RepoFile],
         on_event: &mut dyn FnMut(Event<'_>),
     ) -> Result<(), Error> {
         let commit = &listing.commit;
@@ -475,7 +475,7 @@ impl Hub {
             let blob = repo.blob(&digest);
             // Another program may have completed it.
             if !has_size(&blob, size) {
-                let (wanted, mut patience) = (Wanted { url, size, digest: &digest }, Patience::new(&*self.sleep));
+                let (wanted, mut patience) = (FileDownload { url, size, digest: &digest }, Patience::new(&*self.sleep));
                 let mut on_size = |bytes| on_event(Event::Progress { done_bytes: before + bytes, total_bytes });
                 download::download(&self.client, &wanted, &blob, &mut patience, &mut on_size)?;
             }
@@ -487,7 +487,7 @@ impl Hub {
     }
 
     /// A file's size and digest: from the listing, or else from its response headers.
-    fn known(&self, url: &str, file: &File) -> Result<(u64, Digest), Error> {
+    fn known(&self, url: &str, file: &RepoFile) -> Result<(u64, Digest), Error> {
         if let (Some(size), Some(digest)) = (file.size, &file.digest) {
             return Ok((size, digest.clone()));
         }
@@ -543,13 +543,13 @@ fn read_listing(url: &str, json: &[u8]) -> Result<Listing, HubError> {
             (None, Some(git)) if lfs_size.is_none() => Digest::git(git),
             _ => None,
         };
-        files.push(File { path: rfilename, size: lfs_size.or(size), digest });
+        files.push(RepoFile { path: rfilename, size: lfs_size.or(size), digest });
     }
     Ok(Listing { commit: revision.sha.to_ascii_lowercase(), files })
 }
 
 /// The weight files of a folder; its index, if any, must be in the snapshot.
-fn weights(folder: &Folder, snapshot: &Path, address: &Address) -> Result<Vec<File>, Error> {
+fn weights(folder: &Folder, snapshot: &Path, address: &Address) -> Result<Vec<RepoFile>, Error> {
     let Some(index) = &folder.index else { return Ok(folder.weights(None, address)?) };
     let path = snapshot.join(&index.path);
     let json = fs::read(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
@@ -561,7 +561,7 @@ fn weights(folder: &Folder, snapshot: &Path, address: &Address) -> Result<Vec<Fi
 fn list_snapshot(repo: &Repo, commit: &str, address: &Address) -> Result<Vec<Cached>, Error> {
     let (files, snapshot) = (repo.files(commit)?, repo.snapshot(commit));
     let models = choice::gguf_models(&files);
-    let cached = |address: Address, path: PathBuf, files: &[File]| {
+    let cached = |address: Address, path: PathBuf, files: &[RepoFile]| {
         let modified = files.iter().filter_map(|file| fs::metadata(snapshot.join(&file.path)).ok()?.modified().ok());
         let modified = modified.max().unwrap_or(SystemTime::UNIX_EPOCH);
         let size_bytes = files.iter().filter_map(|file| file.size).sum();

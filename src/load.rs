@@ -54,7 +54,9 @@ pub use lora::AdapterFile;
 pub(crate) use lora::LoraFactors;
 pub use outline::{Outline, WeightShare};
 pub(crate) use placement::layers_before;
-pub(crate) use placement::{Asked, ExpertSizes, InFile, LayerSizes, Needs, Placement, SLOTS, Share, Sizes, slot_sizes};
+pub(crate) use placement::{
+    ExpertSizes, InFile, LayerSizes, Needs, Placement, PlacementOptions, SLOTS, Share, Sizes, slot_sizes,
+};
 pub use reader::{FileName, Head, HeaderReader};
 #[cfg(all(feature = "hub", not(target_arch = "wasm32")))]
 pub(crate) use shards::{numbered, stem};

@@ -45,12 +45,12 @@ const IS_FIXED: bool = cfg!(target_arch = "wasm32");
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limit {
     pub bytes: u64,
-    source: Source,
+    source: LimitSource,
 }
 
 /// The origin of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
+enum LimitSource {
     /// Set by the caller.
     Chosen,
     /// Available memory as the system reports it; callers may override it.
@@ -66,11 +66,11 @@ impl Limit {
     }
 
     fn within(chosen: Option<u64>, available: Option<u64>, is_fixed: bool) -> Option<Limit> {
-        let source = if is_fixed { Source::Fixed } else { Source::Available };
+        let source = if is_fixed { LimitSource::Fixed } else { LimitSource::Available };
         let most = available.map(|bytes| Limit { bytes, source });
         match (chosen, most) {
             (Some(bytes), Some(most)) if is_fixed && bytes > most.bytes => Some(most),
-            (Some(bytes), _) => Some(Limit { bytes, source: Source::Chosen }),
+            (Some(bytes), _) => Some(Limit { bytes, source: LimitSource::Chosen }),
             (None, most) => most,
         }
     }
@@ -78,11 +78,11 @@ impl Limit {
     /// `hint` plus the origin of the limit.
     pub fn explained(&self, hint: String) -> String {
         match self.source {
-            Source::Chosen => hint,
-            Source::Available => {
+            LimitSource::Chosen => hint,
+            LimitSource::Available => {
                 format!("{hint}; the limit is the available memory, unless a memory limit is set")
             }
-            Source::Fixed => format!("{hint}; the limit is that of 32-bit addresses"),
+            LimitSource::Fixed => format!("{hint}; the limit is that of 32-bit addresses"),
         }
     }
 }
@@ -95,7 +95,7 @@ mod tests {
         "MemTotal:       16000000 kB\nMemFree:  1 kB\nMemAvailable:    8000000 kB\nSwapFree:   500000 kB\n";
 
     #[test]
-    fn memory_is_what_is_available_with_swap_and_within_the_container() {
+    fn available_memory_counts_swap_within_the_cgroup_limit() {
         const HOST: u64 = 8_500_000 * 1024;
         assert_eq!(available(MEMINFO, None), Some(HOST));
         assert_eq!(available(MEMINFO, Some("max\n")), Some(HOST));
@@ -108,21 +108,21 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_the_callers_or_what_there_is() {
+    fn memory_limit_is_the_callers_or_what_is_available() {
         assert_eq!(Limit::within(None, None, false), None);
-        assert_eq!(Limit::within(Some(9), Some(5), false), Some(Limit { bytes: 9, source: Source::Chosen }));
+        assert_eq!(Limit::within(Some(9), Some(5), false), Some(Limit { bytes: 9, source: LimitSource::Chosen }));
         let found = Limit::within(None, Some(5), false).unwrap();
-        assert_eq!(found, Limit { bytes: 5, source: Source::Available });
+        assert_eq!(found, Limit { bytes: 5, source: LimitSource::Available });
         assert!(found.explained("a".into()).contains("available memory"));
     }
 
     #[test]
-    fn nobody_chooses_more_than_addresses_allow() {
-        let fixed = Limit { bytes: 5, source: Source::Fixed };
+    fn chosen_memory_limit_is_capped_by_the_address_space() {
+        let fixed = Limit { bytes: 5, source: LimitSource::Fixed };
         assert_eq!(Limit::within(Some(9), Some(5), true), Some(fixed));
         assert_eq!(Limit::within(None, Some(5), true), Some(fixed));
-        assert_eq!(Limit::within(Some(4), Some(5), true), Some(Limit { bytes: 4, source: Source::Chosen }));
-        assert_eq!(Limit::within(Some(9), None, true), Some(Limit { bytes: 9, source: Source::Chosen }));
+        assert_eq!(Limit::within(Some(4), Some(5), true), Some(Limit { bytes: 4, source: LimitSource::Chosen }));
+        assert_eq!(Limit::within(Some(9), None, true), Some(Limit { bytes: 9, source: LimitSource::Chosen }));
         assert!(!fixed.explained("a".into()).contains("replaces"));
     }
 }

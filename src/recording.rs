@@ -15,7 +15,7 @@ use crate::dtype::{DType, WeightType};
 use crate::error::Error;
 use crate::shaders::{Kernel, KernelOf, Tier, Variant};
 use crate::target::Target;
-use crate::tensor::{Attached, Block, Role, Storage, Tensor};
+use crate::tensor::{Attached, MemoryBlock, Role, Tensor, TensorStorage};
 
 /// How products with few rows and with many are told apart. A row's result is then the same whatever number of rows it has beside
 /// it, which matters where texts must not depend on what is computed together with them.
@@ -265,7 +265,7 @@ impl Recorder {
 /// Memory for the temporaries of recordings that never run at the same time: each recording finds all of it free.
 #[derive(Debug, Default)]
 pub struct Workspace {
-    blocks: Vec<Arc<Block>>,
+    blocks: Vec<Arc<MemoryBlock>>,
 }
 
 impl Workspace {
@@ -274,14 +274,14 @@ impl Workspace {
 
     /// Gives each temporary of `steps` the tightest block that is free from its first to its last use.
     fn place(&mut self, steps: &[Step], largest_mismatch: u64) {
-        let mut last_use: HashMap<*const Storage, usize> = HashMap::new();
+        let mut last_use: HashMap<*const TensorStorage, usize> = HashMap::new();
         for (i, step) in steps.iter().enumerate() {
             for operand in &step.operands {
                 last_use.insert(Arc::as_ptr(&operand.storage), i);
             }
         }
         let mut free: Vec<usize> = (0..self.blocks.len()).collect();
-        let mut placed: HashMap<*const Storage, usize> = HashMap::new();
+        let mut placed: HashMap<*const TensorStorage, usize> = HashMap::new();
         for (i, step) in steps.iter().enumerate() {
             for operand in &step.operands {
                 let storage = &operand.storage;
@@ -295,7 +295,7 @@ impl Workspace {
                 };
                 let found = free.iter().copied().filter(fits).min_by_key(|&at| self.blocks[at].size_bytes);
                 let at = found.unwrap_or_else(|| {
-                    self.blocks.push(Block::new(size, Role::Activations));
+                    self.blocks.push(MemoryBlock::new(size, Role::Activations));
                     self.blocks.len() - 1
                 });
                 free.retain(|&other| other != at);
@@ -451,7 +451,7 @@ impl MemoryPlan {
     ) -> MemoryPlan {
         let recordings: Vec<&Recording> = recordings.into_iter().collect();
         let recorded = recordings.iter().flat_map(|r| r.steps.iter()).flat_map(|s| &s.operands);
-        let mut blocks: HashMap<*const Block, &Block> = HashMap::new();
+        let mut blocks: HashMap<*const MemoryBlock, &MemoryBlock> = HashMap::new();
         for tensor in recorded.chain(others) {
             if let Some(block) = tensor.storage.block() {
                 blocks.insert(Arc::as_ptr(block), block);

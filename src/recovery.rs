@@ -39,7 +39,7 @@ use crate::panics::caught;
 /// ```
 pub struct Recovery<'a, T> {
     open: Box<dyn FnMut() -> Result<Device, Error> + 'a>,
-    load: Box<Load<'a, T>>,
+    load: Box<LoadFn<'a, T>>,
     tell: Box<dyn FnMut(&str) + 'a>,
     clock: Box<dyn Fn() -> Instant + 'a>,
     breaker: Arc<Breaker>,
@@ -50,7 +50,7 @@ pub struct Recovery<'a, T> {
 }
 
 /// Loads onto a device.
-type Load<'a, T> = dyn FnMut(&Device) -> Result<T, Error> + 'a;
+type LoadFn<'a, T> = dyn FnMut(&Device) -> Result<T, Error> + 'a;
 
 impl<'a, T> Recovery<'a, T> {
     /// `open` opens the device, `load` loads onto a device, `tell` receives one sentence per loss.
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn other_errors_come_back() {
+    fn errors_other_than_device_loss_are_returned() {
         let never = |_: &Device| -> Result<u32, Error> { panic!("loaded") };
         let mut recovery = Recovery::new(|| panic!("opened"), never, |_| panic!("told"));
         let error = recovery.reload(Error::NonFinite { pos: 3 }).unwrap_err();
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_does_not_open_again_is_replaced_by_the_cpu() {
+    fn device_that_fails_to_reopen_is_replaced_by_the_cpu() {
         let mut notices = Vec::new();
         let gone = || Error::NoAdapter { wanted: "gpu".into(), available: "none".into() };
         let mut recovery = Recovery::new(
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn work_begins_anew_as_often_as_it_must() {
+    fn work_is_retried_after_every_device_loss() {
         let (mut n_opened, mut n_loaded, start) = (0, 0, Instant::now());
         let open = || {
             n_opened += 1;
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_opens_and_is_no_gpu_ends_a_trial() {
+    fn gpu_trial_that_opens_only_a_cpu_ends() {
         let (start, second) = (Instant::now(), Cell::new(0));
         let (breaker, mut notices) = (Arc::new(Breaker::default()), Vec::new());
         breaker.open(start);

@@ -11,37 +11,37 @@ const PIECE_BYTES: usize = 4 << 20;
 
 /// A file's content, read from a device in pieces. Concurrent writes to the tensors may or may not be included.
 pub struct Saving {
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<SavedPiece>,
     size_bytes: u64,
 }
 
-enum Piece {
+enum SavedPiece {
     Bytes(Vec<u8>),
-    Rows(Rows),
+    Rows(TensorRows),
 }
 
 /// Contiguous rows of a tensor.
-struct Rows {
+struct TensorRows {
     device: Device,
     tensor: Tensor,
     first_word: usize,
     n_rows: usize,
-    row: Row,
+    row: RowSize,
 }
 
 /// A row's size on the device and in the file.
 #[derive(Clone, Copy)]
-pub(crate) struct Row {
+pub(crate) struct RowSize {
     /// Words on the device.
     pub words: usize,
     /// Bytes written to the file.
     pub kept_bytes: usize,
 }
 
-impl Row {
+impl RowSize {
     /// A row written to the file completely.
-    pub fn whole(words: usize) -> Row {
-        Row { words, kept_bytes: 4 * words }
+    pub fn whole(words: usize) -> RowSize {
+        RowSize { words, kept_bytes: 4 * words }
     }
 }
 
@@ -56,15 +56,22 @@ impl Saving {
     /// Appends bytes.
     pub(crate) fn add(&mut self, bytes: Vec<u8>) {
         self.size_bytes += bytes.len() as u64;
-        self.pieces.push_back(Piece::Bytes(bytes));
+        self.pieces.push_back(SavedPiece::Bytes(bytes));
     }
 
     /// Appends rows of a tensor.
-    pub(crate) fn add_rows(&mut self, device: &Device, tensor: &Tensor, first_word: usize, n_rows: usize, row: Row) {
+    pub(crate) fn add_rows(
+        &mut self,
+        device: &Device,
+        tensor: &Tensor,
+        first_word: usize,
+        n_rows: usize,
+        row: RowSize,
+    ) {
         self.size_bytes += (n_rows * row.kept_bytes) as u64;
         let at_once = (PIECE_BYTES / (4 * row.words).max(1)).max(1);
         for first in (0..n_rows).step_by(at_once) {
-            self.pieces.push_back(Piece::Rows(Rows {
+            self.pieces.push_back(SavedPiece::Rows(TensorRows {
                 device: device.clone(),
                 tensor: tensor.clone(),
                 first_word: first_word + first * row.words,
@@ -85,9 +92,9 @@ impl Saving {
     /// Errors of [`Device::read`].
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
         let Some(piece) = self.pieces.pop_front() else { return Ok(None) };
-        let Rows { device, tensor, first_word, n_rows, row } = match piece {
-            Piece::Bytes(bytes) => return Ok(Some(bytes)),
-            Piece::Rows(rows) => rows,
+        let TensorRows { device, tensor, first_word, n_rows, row } = match piece {
+            SavedPiece::Bytes(bytes) => return Ok(Some(bytes)),
+            SavedPiece::Rows(rows) => rows,
         };
         let words = device.read_part(&tensor, first_word..first_word + n_rows * row.words).await?;
         let bytes: &[u8] = bytemuck::cast_slice(&words);

@@ -68,11 +68,11 @@ use connections::{Connections, Tls};
 use guard::Guard;
 use metrics::Metrics;
 use models::Models;
-use page::Page;
+use page::StaticFiles;
 use telemetry::Telemetry;
 
 /// Receives a line of output.
-pub type Tell = Arc<dyn Fn(&str) + Send + Sync>;
+pub type LogSink = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A server's options, other than its address and models.
 #[derive(Clone, Default)]
@@ -92,9 +92,9 @@ pub struct ServerOptions {
     /// The certificate and key files for TLS, in PEM.
     pub tls: Option<(PathBuf, PathBuf)>,
     /// Receives errors that clients do not see.
-    pub tell: Option<Tell>,
+    pub report: Option<LogSink>,
     /// Receives a line for each request: time, endpoint, status and duration.
-    pub log: Option<Tell>,
+    pub log: Option<LogSink>,
     /// The address of an OpenTelemetry collector, such as `http://localhost:4318`. Each request's trace is sent there
     /// by OTLP over HTTP. OpenTelemetry's environment variables, such as `OTEL_SERVICE_NAME`, set the rest.
     #[cfg(feature = "telemetry")]
@@ -119,7 +119,7 @@ impl Server {
     pub fn bind(address: SocketAddr, models: Vec<ModelSpec>, options: ServerOptions) -> Result<Server, Error> {
         #[cfg(feature = "telemetry")]
         let (otlp_endpoint, has_tls) = (options.otlp_endpoint.clone(), options.tls.is_some());
-        let ServerOptions { limits, keep, api_keys, hosts, origins, page, tls, tell, log, .. } = options;
+        let ServerOptions { limits, keep, api_keys, hosts, origins, page, tls, report, log, .. } = options;
         if limits.bodies_bytes < limits.body_bytes {
             let (expected, found) =
                 (format!("at least {}, the limit of one body", limits.body_bytes), limits.bodies_bytes);
@@ -131,18 +131,18 @@ impl Server {
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let tls = tls.map(|(certificates, key)| Tls::open(certificates, key)).transpose()?.map(Arc::new);
-        let tell = tell.unwrap_or_else(|| Arc::new(|_: &str| ()));
+        let report = report.unwrap_or_else(|| Arc::new(|_: &str| ()));
         #[cfg(feature = "telemetry")]
         let telemetry =
-            otlp_endpoint.map(|endpoint| Telemetry::open(&endpoint, has_tls, &tell)).transpose()?.unwrap_or_default();
+            otlp_endpoint.map(|endpoint| Telemetry::open(&endpoint, has_tls, &report)).transpose()?.unwrap_or_default();
         #[cfg(not(feature = "telemetry"))]
         let telemetry = Telemetry;
-        let models = Models::new(models, keep, limits.batches, tell.clone())?;
+        let models = Models::new(models, keep, limits.batches, report.clone())?;
         models.preload()?;
         let n_preparing = std::thread::available_parallelism().map_or(2, usize::from).max(2);
         let preparing = Arc::new(Semaphore::new(n_preparing));
         let slow = Arc::new(Semaphore::new(n_preparing / 2));
-        let page = page.as_deref().map(Page::open).transpose()?;
+        let page = page.as_deref().map(StaticFiles::open).transpose()?;
         let bodies = Arc::new(Semaphore::new(limits.bodies_bytes.min(Semaphore::MAX_PERMITS)));
         let metrics = Arc::new(Metrics::new(&telemetry));
         let app = Arc::new(App {
@@ -162,7 +162,7 @@ impl Server {
             limits: app.limits.clone(),
             metrics: app.metrics.clone(),
             tls,
-            tell,
+            report,
             sweep: Arc::new(move || app.models.sweep()),
         };
         Ok(Server { listener, address, router, connections, telemetry })

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dispatches_are_cut_by_what_was_measured() {
+    fn dispatch_size_limit_follows_the_measured_rate() {
         let limits = TargetLimits {
             max_workgroups: 65_535,
             max_binding_bytes: 1 << 30,

@@ -75,39 +75,39 @@ pub trait TensorWriter {
 
 /// A block of an executor's memory; several temporaries may use it at different times.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct MemoryBlock {
     pub size_bytes: u64,
     pub role: Role,
     pub memory: Attached,
 }
 
-impl Block {
+impl MemoryBlock {
     pub fn new(size_bytes: u64, role: Role) -> Arc<Self> {
-        Arc::new(Block { size_bytes, role, memory: Attached::default() })
+        Arc::new(MemoryBlock { size_bytes, role, memory: Attached::default() })
     }
 }
 
 /// Identity of a tensor's content.
 #[derive(Debug)]
-pub(crate) struct Storage {
+pub(crate) struct TensorStorage {
     pub label: String,
     pub size_bytes: u64,
     /// Role of the tensor's own block; `None` for a temporary, which a recording places.
     role: Option<Role>,
-    block: OnceLock<Arc<Block>>,
+    block: OnceLock<Arc<MemoryBlock>>,
 }
 
-impl Storage {
+impl TensorStorage {
     /// The block in which the tensor was placed, else its own. `None` for a temporary without a place.
-    pub fn block(&self) -> Option<&Arc<Block>> {
+    pub fn block(&self) -> Option<&Arc<MemoryBlock>> {
         match self.role {
-            Some(role) => Some(self.block.get_or_init(|| Block::new(self.size_bytes, role))),
+            Some(role) => Some(self.block.get_or_init(|| MemoryBlock::new(self.size_bytes, role))),
             None => self.block.get(),
         }
     }
 
     /// Places the tensor in a block, unless it has one.
-    pub fn place(&self, block: &Arc<Block>) {
+    pub fn place(&self, block: &Arc<MemoryBlock>) {
         let _ = self.block.set(block.clone());
     }
 }
@@ -115,7 +115,7 @@ impl Storage {
 /// A typed, shaped view of a whole storage. Clones share the content.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    pub(crate) storage: Arc<Storage>,
+    pub(crate) storage: Arc<TensorStorage>,
     shape: Vec<u32>,
     dtype: DType,
 }
@@ -151,7 +151,7 @@ impl Tensor {
             });
         };
         let size_bytes = (len * dtype.size_bytes()).next_multiple_of(ALIGNMENT);
-        let storage = Storage { label: label.into(), size_bytes, role, block: OnceLock::new() };
+        let storage = TensorStorage { label: label.into(), size_bytes, role, block: OnceLock::new() };
         Ok(Tensor { storage: Arc::new(storage), shape: shape.to_vec(), dtype })
     }
 

@@ -7,11 +7,11 @@ use crate::recording::PipelineKey;
 
 /// Pipelines that agree with the CPU, and shader variants that do not.
 #[derive(Debug, Default)]
-pub(crate) struct Tested(Mutex<Found>);
+pub(crate) struct Tested(Mutex<TestResults>);
 
 /// The results as plain values.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Found {
+pub(crate) struct TestResults {
     /// Keys of pipelines that passed.
     pub passed: BTreeSet<String>,
     /// Keys of pipelines without a test. This process uses them, but does not save them as passed.
@@ -29,17 +29,17 @@ impl Tested {
         ALL.lock().unwrap_or_else(PoisonError::into_inner).entry(identity).or_default().clone()
     }
 
-    pub fn new(found: Found) -> Tested {
+    pub fn new(found: TestResults) -> Tested {
         Tested(Mutex::new(found))
     }
 
-    pub fn found(&self) -> Found {
+    pub fn found(&self) -> TestResults {
         self.lock().clone()
     }
 
     /// Adds results from elsewhere for the same adapter and driver.
     #[cfg(all(target_arch = "wasm32", feature = "web"))]
-    pub fn merge(&self, found: Found) {
+    pub fn merge(&self, found: TestResults) {
         let mut own = self.lock();
         own.passed.extend(found.passed);
         own.banned.extend(found.banned);
@@ -91,7 +91,7 @@ impl Tested {
         std::mem::take(&mut self.lock().notices)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Found> {
+    fn lock(&self) -> MutexGuard<'_, TestResults> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

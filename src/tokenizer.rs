@@ -44,7 +44,7 @@ pub use vocab::{TokenType, Vocab};
 
 use crate::error::Error;
 use bpe::Bpe;
-use decode::{Pieces, Strip};
+use decode::{Strip, TokenPieces};
 use pre_tokenizer::PreTokenizer;
 use special::{Fragment, Matchers};
 use spm::{ESCAPED_SPACE, Spm};
@@ -65,7 +65,7 @@ pub struct EncodeOptions {
 #[derive(Debug)]
 pub struct Tokenizer {
     encoder: Encoder,
-    pieces: Arc<Pieces>,
+    pieces: Arc<TokenPieces>,
     /// Ids of control, unknown and user-defined tokens by name.
     special_ids: HashMap<Box<str>, u32>,
     bos_id: Option<u32>,
@@ -400,7 +400,7 @@ impl Tokenizer {
         Tokenizer {
             encoder: Encoder::Elsewhere(encode),
             special_ids: named.map(|(id, (bytes, _))| (name(bytes), id)).collect(),
-            pieces: Arc::new(Pieces::new(tokens.into_iter(), Strip::Spaces(0))),
+            pieces: Arc::new(TokenPieces::new(tokens.into_iter(), Strip::Spaces(0))),
             bos_id: None,
             eos_ids,
             message_end_id: None,
@@ -443,7 +443,7 @@ impl Tokenizer {
         vocab: &Vocab,
         algorithm: Algorithm,
         tokens: Matchers,
-        pieces: Pieces,
+        pieces: TokenPieces,
         around: Surroundings,
     ) -> Result<Self, Error> {
         let named = vocab.iter().filter(|token| token.2.is_special() || token.2 == TokenType::UserDefined);
@@ -520,11 +520,11 @@ fn pieces(
     vocab: &Vocab,
     strip: Strip,
     bytes: impl Fn(u32, &str, TokenType) -> Result<Vec<u8>, Error>,
-) -> Result<Pieces, Error> {
+) -> Result<TokenPieces, Error> {
     let tokens = (0u32..).zip(&vocab.tokens).zip(&vocab.token_types);
     let tokens: Result<Vec<_>, Error> =
         tokens.map(|((id, token), &kind)| Ok((bytes(id, token, kind)?, kind))).collect();
-    Ok(Pieces::new(tokens?.into_iter(), strip))
+    Ok(TokenPieces::new(tokens?.into_iter(), strip))
 }
 
 /// `id`, if it is a control token's.
@@ -538,7 +538,7 @@ fn unknown(vocab: &Vocab) -> Option<u32> {
 }
 
 /// The pieces of a vocabulary that writes spaces as U+2581. Decoding strips `n_spaces` at the start of a text.
-fn sentence_pieces(vocab: &Vocab, n_spaces: usize) -> Result<Pieces, Error> {
+fn sentence_pieces(vocab: &Vocab, n_spaces: usize) -> Result<TokenPieces, Error> {
     pieces(vocab, Strip::Spaces(n_spaces), |id, token, kind| match kind {
         TokenType::Byte => Ok(vec![vocab::parse_byte(id, token)?]),
         TokenType::Control | TokenType::Unknown => Ok(token.into()),

@@ -812,7 +812,7 @@ fn tokenizer(path: PathBuf, kind: TokenType) -> (Tokenizer, usize) {
 }
 
 #[test]
-fn events_are_what_was_written_however_it_is_cut() {
+fn answer_events_do_not_depend_on_how_text_is_split() {
     let mut tokenizers = Vec::new();
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders/qwen3-embedding/model.gguf");
     let mut paths = vec![("qwen3-embedding", own)];
@@ -863,7 +863,7 @@ fn events_are_what_was_written_however_it_is_cut() {
 
 /// Output in the form of published models' templates, by file name.
 #[test]
-fn the_format_is_found_by_the_template() {
+fn tool_format_is_detected_from_the_template() {
     let Some(folder) = common::find_data(Path::new("chat-templates")) else {
         return common::skip(format_args!("no chat templates"));
     };
@@ -931,7 +931,7 @@ fn the_format_is_found_by_the_template() {
 /// A model was trained to answer in the form in which its published template writes calls.
 #[cfg(feature = "chat")]
 #[test]
-fn calls_are_read_as_templates_write_them() {
+fn calls_rendered_by_templates_are_parsed_back() {
     use tilewright::chat::{ChatOptions, ChatTemplate, Message, SpecialTexts};
 
     let Some(folder) = common::find_data(Path::new("chat-templates")) else {
@@ -1004,7 +1004,7 @@ fn calls_are_read_as_templates_write_them() {
 }
 
 #[test]
-fn the_format_is_found_by_the_vocabulary_where_the_template_has_no_tools() {
+fn tool_format_is_detected_from_the_vocabulary() {
     let has = |token: &'static str| move |name: &str| name == token;
     assert_eq!(Format::detect("{{ messages }}", has("<tool_call>")), Format::Hermes);
     assert_eq!(Format::detect("", has("<|tool_call_start|>")), Format::Lfm2);
@@ -1024,7 +1024,7 @@ fn events(format: Format, text: &str) -> Vec<Event> {
 
 /// Streaming latency: text is emitted at once unless it may begin a mark.
 #[test]
-fn text_is_given_out_as_soon_as_it_can_be_no_mark() {
+fn text_is_emitted_once_it_cannot_begin_a_marker() {
     let mut reader = AnswerReader::new(Format::Hermes);
     assert_eq!(reader.push_text("a < b"), [Event::Text("a < b".into())]);
     assert_eq!(reader.push_text("<tool_"), []);
@@ -1048,7 +1048,7 @@ fn text_is_given_out_as_soon_as_it_can_be_no_mark() {
 }
 
 #[test]
-fn what_is_no_token_of_a_thought_is_text() {
+fn thinking_markers_spelled_as_text_stay_text() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders/qwen3-embedding/model.gguf");
     let (tokenizer, _) = tokenizer(path, TokenType::Control);
     let mut case = Case::default();
@@ -1067,7 +1067,7 @@ fn what_is_no_token_of_a_thought_is_text() {
 }
 
 #[test]
-fn a_call_in_a_thought_that_is_not_closed_is_a_call() {
+fn tool_call_inside_unclosed_thinking_is_a_call() {
     let answer = "<think>I should <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
     let call = ToolCall { name: "f".into(), arguments: Map::new(), id: None };
     let found = events(Format::Hermes, answer);
@@ -1082,7 +1082,7 @@ fn a_call_in_a_thought_that_is_not_closed_is_a_call() {
 }
 
 #[test]
-fn other_forms_of_a_family_are_read() {
+fn alternative_call_syntaxes_are_parsed() {
     let one = |format, text: &str, name: &str, arguments: Value| {
         let found = events(format, text);
         let Some(Event::Call(call)) = found.first() else { panic!("{text}: {found:?}") };
@@ -1123,7 +1123,7 @@ fn other_forms_of_a_family_are_read() {
 }
 
 #[test]
-fn problems_say_what_is_wrong() {
+fn malformed_calls_are_reported_with_their_problem() {
     let problem = |format, text: &str| {
         let found = events(format, text);
         problems(&found).first().unwrap_or_else(|| panic!("{text}: {found:?}")).to_string()
@@ -1170,7 +1170,7 @@ fn problems_say_what_is_wrong() {
 /// Hostile answers: deep, long, and with the beginning of a call at every step. No clock is checked; a quadratic
 /// parser would not finish.
 #[test]
-fn limits_hold_and_work_is_linear() {
+fn hostile_answers_hit_limits_in_linear_time() {
     let deep = |open: &str| format!("<tool_call>{{\"name\": {}", open.repeat(100_000));
     let found = events(Format::Hermes, &deep("["));
     assert!(problems(&found)[0].expected.contains("64"), "{:?}", problems(&found));

@@ -60,7 +60,7 @@ fn render_conversation(file: &Value, template: &str, conversation: &Value) -> Re
 }
 
 #[test]
-fn templates_render_as_with_transformers() {
+fn templates_render_like_transformers() {
     let file = test_data("cases.json");
     let (mut n_texts, mut differ) = (0, Vec::new());
     for case in file["templates"].as_array().unwrap() {
@@ -88,7 +88,7 @@ fn templates_render_as_with_transformers() {
 }
 
 #[test]
-fn templates_of_models_render_as_with_transformers() {
+fn published_model_templates_render_like_transformers() {
     let Some(folder) = common::find_data(Path::new("chat-templates")) else {
         common::skip("no test data `chat-templates`: scripts/test-data fetches it");
         return;
@@ -139,7 +139,7 @@ fn has_all(text: &str, messages: &Value) -> bool {
 }
 
 #[test]
-fn known_templates_write_what_their_models_were_trained_with() {
+fn known_templates_match_model_documentation() {
     let messages = [
         Message::new("system", "Be brief."),
         Message::new("user", " Hi "),
@@ -202,7 +202,7 @@ fn known_templates_write_what_their_models_were_trained_with() {
 }
 
 #[test]
-fn known_templates_are_those_of_the_publishers() {
+fn known_templates_match_the_publishers_templates() {
     let file = test_data("real.json");
     for (name, real, conversations) in [
         ("chatml", "Qwen-Qwen2.5-7B-Instruct", &["system", "system and turns"][..]),
@@ -243,7 +243,7 @@ fn with_keys(default: &str, named: &[(&str, &str)]) -> Vec<u8> {
 }
 
 #[test]
-fn the_templates_of_a_gguf_file_have_names() {
+fn gguf_chat_templates_are_selected_by_name() {
     let file = with_keys("plain", &[("rag", "{{ unk_token }}"), ("tool_use", "tools")]);
     let header = ModelFile::from_gguf_bytes(file).unwrap().header;
     let names: Vec<&str> = header.chat.templates.iter().map(|(name, _)| name.as_str()).collect();
@@ -261,7 +261,7 @@ fn the_templates_of_a_gguf_file_have_names() {
 }
 
 #[test]
-fn the_templates_of_a_folder_are_in_several_files() {
+fn folder_chat_templates_are_read_from_several_files() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("chat_folder");
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(folder.join("additional_chat_templates")).unwrap();
@@ -298,7 +298,7 @@ fn the_templates_of_a_folder_are_in_several_files() {
 }
 
 #[test]
-fn a_message_that_cannot_be_gone_on_with_is_refused() {
+fn message_that_cannot_be_continued_is_refused() {
     let options = ChatOptions { continue_final_message: true, ..ChatOptions::default() };
     let fails = |source: &str, messages: &[Message]| {
         let error = template(source).render(messages, &options).unwrap_err().to_string();
@@ -316,7 +316,7 @@ fn a_message_that_cannot_be_gone_on_with_is_refused() {
 }
 
 #[test]
-fn the_dialect_is_detected_by_the_special_tokens() {
+fn known_template_is_detected_from_special_tokens() {
     let detect = |names: &[&str]| ChatTemplate::detect(|name| names.contains(&name)).map(|t| t.name().to_owned());
     assert_eq!(detect(&["<|im_start|>", "<|im_end|>", "<|endoftext|>"]).as_deref(), Some("chatml"));
     assert_eq!(detect(&["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]).as_deref(), Some("llama3"));
@@ -339,7 +339,7 @@ fn fails(source: &str, expected: &str) {
 }
 
 #[test]
-fn templates_that_do_not_end_are_ended() {
+fn endless_templates_are_stopped_by_a_limit() {
     bombs::all().iter().for_each(|(source, expected)| fails(source, expected));
 }
 
@@ -371,7 +371,7 @@ fn long_chains_of_operators_do_not_overflow_the_stack() {
 }
 
 #[test]
-fn what_a_template_may_not_use_is_named() {
+fn forbidden_template_features_are_refused_by_name() {
     for (source, expected) in [
         ("{{ ''.__class__.__mro__ }}", "undefined"),
         ("{{ messages.__class__.__init__ }}", "undefined"),
@@ -403,7 +403,7 @@ fn what_a_template_may_not_use_is_named() {
 }
 
 #[test]
-fn ordinary_conversations_stay_far_from_the_budget() {
+fn ordinary_conversations_stay_within_the_render_budget() {
     let file = test_data("cases.json");
     let turn = |at: usize| Message::new(["user", "assistant"][at % 2], format!("{at} {}", "word ".repeat(at % 700)));
     let long: Vec<Message> = (0..2000).map(turn).collect();
@@ -518,7 +518,7 @@ fn gemma4() -> Vocab {
 /// Exactly one BOS if the file says to add it, the template writes it, or the model needs it, and never a second one.
 /// A user cannot write BOS.
 #[test]
-fn there_is_one_bos_whatever_file_and_template_say() {
+fn prompt_has_one_bos_for_any_file_and_template() {
     let own = |name: &str| gguf_vocab(Path::new(env!("CARGO_MANIFEST_DIR")).join(name));
     let bytes = own("tests/data/encoders/qwen3-embedding/model.gguf");
     let control = bytes.token_types.iter().position(|kind| *kind == TokenType::Control).unwrap() as u32;
@@ -548,7 +548,7 @@ fn there_is_one_bos_whatever_file_and_template_say() {
 
 /// gpt-oss ends its messages with a token after which the same answer continues.
 #[test]
-fn the_end_of_a_message_is_not_taken_for_that_of_an_answer() {
+fn message_end_token_is_not_a_stop_token() {
     let mut vocab = gguf_vocab(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf"));
     for name in ["<|end|>", "<|return|>", "<|call|>", "<|stop|>"] {
         vocab.tokens.push(name.into());
@@ -575,7 +575,7 @@ fn harmless() -> Vec<Message> {
 }
 
 #[test]
-fn harmless_text_is_encoded_as_the_whole_rendered_text_would_be() {
+fn plain_text_encodes_like_the_whole_rendered_prompt() {
     for (vocabulary, tokenizer) in tokenizers() {
         for name in ChatTemplate::KNOWN {
             let template = ChatTemplate::known(name).unwrap();
@@ -609,7 +609,7 @@ fn harmless_text_is_encoded_as_the_whole_rendered_text_would_be() {
 }
 
 #[test]
-fn what_users_write_never_becomes_a_control_token() {
+fn user_text_never_becomes_a_control_token() {
     for (vocabulary, tokenizer) in tokenizers() {
         let control = |ids: &[u32]| -> Vec<u32> {
             let is_special =
@@ -655,7 +655,7 @@ fn what_users_write_never_becomes_a_control_token() {
 }
 
 #[test]
-fn templates_that_handle_user_text_do_not_launder_it() {
+fn template_filters_do_not_turn_user_text_into_control() {
     let tokenizer = stories();
     let start = tokenizer.special_id("<|im_start|>").unwrap();
     let count = |source: &str, messages: &[Message], variables: Value| {
@@ -736,7 +736,7 @@ fn templates_that_handle_user_text_do_not_launder_it() {
 }
 
 #[test]
-fn the_beginning_of_a_text_comes_once() {
+fn bos_comes_exactly_once_in_an_encoded_prompt() {
     let tokenizer = stories();
     let bos = tokenizer.bos_id().unwrap();
     for source in [
@@ -754,7 +754,7 @@ fn the_beginning_of_a_text_comes_once() {
 }
 
 #[test]
-fn the_token_that_ends_an_answer_is_found() {
+fn stop_token_is_found_from_the_template() {
     let tokenizer = stories();
     let template = template("{% for m in messages %}[INST]{{ m.content }}[/INST]\n{% endfor %}");
     assert_eq!(template.stop_ids(&tokenizer), [tokenizer.special_id("[/INST]").unwrap()]);
@@ -764,7 +764,7 @@ fn the_token_that_ends_an_answer_is_found() {
 }
 
 #[test]
-fn dates_are_those_of_python() {
+fn strftime_now_matches_python() {
     let write = |now: i64, format: &str| {
         let options = ChatOptions { now: Some(now), ..ChatOptions::default() };
         template(&format!("{{{{ strftime_now('{format}') }}}}")).render(&user(""), &options).unwrap().text().to_owned()
@@ -825,7 +825,7 @@ mod command_line {
     }
 
     #[test]
-    fn the_template_is_told_of_tools_documents_and_variables() {
+    fn chat_flags_pass_tools_documents_and_variables() {
         let args = ["--tools", "AT_tools.json", "--documents", "AT_documents.json", "--template-var", "mood=Happy"];
         let expected = continuation("<sun>(A day)Happy user: a dog assistant:");
         assert_eq!(answer_of("chat_told", &args), expected + "\n");
@@ -835,7 +835,7 @@ mod command_line {
     }
 
     #[test]
-    fn an_answer_begins_as_it_is_told_to() {
+    fn prefill_flag_begins_the_answer() {
         let begun = answer_of("chat_begun", &["--prefill", "Once upon"]);
         assert_eq!(begun, format!("Once upon{}\n", continuation(" user: a dog assistant: Once upon")));
     }
@@ -848,7 +848,7 @@ mod command_line {
     }
 
     #[test]
-    fn a_model_without_template_is_not_talked_to() {
+    fn chat_with_a_model_without_template_is_refused() {
         let output = chat(&[], "hello\n");
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{message}");
@@ -858,7 +858,7 @@ mod command_line {
     }
 
     #[test]
-    fn lines_are_messages_and_answers_are_printed() {
+    fn input_lines_are_messages_and_answers_are_printed() {
         let (messages, output) = saved("chat_lines", "Lily had a\\\ndog.\n\n//slash\n");
         let messages = messages.as_array().unwrap();
         let roles: Vec<&str> = messages.iter().map(|message| message["role"].as_str().unwrap()).collect();
@@ -873,7 +873,7 @@ mod command_line {
     }
 
     #[test]
-    fn an_answer_does_not_depend_on_what_is_cached() {
+    fn answer_does_not_depend_on_the_kv_cache() {
         // Nothing remains from before /clear, and resuming a conversation equals computing it at once.
         let (cleared, _) = saved("chat_cleared", "The cat\n/clear\nA dog\nAnd then\n");
         let (fresh, _) = saved("chat_fresh", "A dog\nAnd then\n");
@@ -881,7 +881,7 @@ mod command_line {
     }
 
     #[test]
-    fn commands_change_the_conversation() {
+    fn chat_commands_change_the_conversation() {
         let (messages, output) = saved("chat_commands", "/regen\n/nope\n/help\n/system\nA dog\n/regen\n");
         let notes = String::from_utf8(output.stderr).unwrap();
         for note in ["no message to answer", "no command /nope", "/regen         answer"] {
@@ -898,7 +898,7 @@ mod command_line {
     }
 
     #[test]
-    fn thoughts_and_calls_are_told_apart_printed_and_kept() {
+    fn thinking_and_tool_calls_are_separated_and_saved() {
         let path = |ending: &str| format!("{}/chat_calls{ending}", env!("CARGO_TARGET_TMPDIR"));
         let tools = r#"[{"type": "function", "function": {"name": "sun", "description": "Where the sun is.\nNow."}}]"#;
         std::fs::write(path("_tools.json"), tools).unwrap();

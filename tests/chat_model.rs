@@ -45,7 +45,7 @@ fn texts(mut stream: ChatStream<'_>) -> (String, Option<StopReason>) {
 }
 
 #[test]
-fn answers_are_the_models_own_from_sessions_and_engines() {
+fn chat_answers_match_generation_in_session_and_engine() {
     let model = Model::builtin(&common::cpu()).unwrap();
     let chat = ChatModel::of(&model, template(PLAIN)).unwrap();
     let mut request = asked(GenerateOptions::greedy(16));
@@ -74,7 +74,7 @@ fn answers_are_the_models_own_from_sessions_and_engines() {
 }
 
 #[test]
-fn the_template_is_told_what_a_request_says() {
+fn request_fields_reach_the_template() {
     let model = Model::builtin(&common::cpu()).unwrap();
     let source = "{% for t in tools %}[{{ t.function.name }}]{% endfor %}{{ documents[0].title }} {{ mood }} \
                   {{ thinking }} {{ enable_thinking }} {{ strftime_now('%Y') }}";
@@ -110,7 +110,7 @@ const THINKS: &str = "{% for m in messages %}{{ m.content }}{% endfor %}{% if ad
                       {% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}{% endif %}";
 
 #[test]
-fn thoughts_that_the_prompt_begins_are_told_apart() {
+fn thinking_opened_by_the_prompt_is_separated() {
     let request = asked(GenerateOptions::greedy(100));
     let says = "I think.</think>Look: <tool_call>{\"name\": \"sun\", \"arguments\": {\"day\": 2}}</tool_call>";
     let (model, chat) = scripted(THINKS, &MARKS, &request, says);
@@ -137,7 +137,7 @@ fn thoughts_that_the_prompt_begins_are_told_apart() {
 }
 
 #[test]
-fn a_constraint_is_on_the_text_behind_what_a_prompt_begins() {
+fn constraint_applies_after_the_prompts_thinking_or_header() {
     let constraint = Some(Constraint::Regex("yes|no".into()));
     let request = asked(GenerateOptions { constraint, ..GenerateOptions::greedy(20) });
     let harmony = ["<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|return|>"];
@@ -157,7 +157,7 @@ fn a_constraint_is_on_the_text_behind_what_a_prompt_begins() {
 }
 
 #[test]
-fn tools_are_called_as_the_choice_says() {
+fn tool_choice_decides_whether_tools_are_called() {
     let model = Model::builtin(&common::cpu()).unwrap();
     let chat = ChatModel::of(&model, ChatTemplate::known("chatml")).unwrap().with_format(Format::Hermes);
     let options = GenerateOptions { temperature: 1.0, seed: 4, ..GenerateOptions::greedy(100) };
@@ -181,7 +181,7 @@ fn tools_are_called_as_the_choice_says() {
 }
 
 #[test]
-fn what_cannot_be_answered_is_refused() {
+fn unanswerable_chat_requests_are_refused() {
     let model = Model::builtin(&common::cpu()).unwrap();
     let refused = ChatModel::new(&model).unwrap_err();
     assert!(matches!(&refused, Error::Template { found, .. } if found == "missing"), "{refused}");

@@ -64,7 +64,7 @@ fn lacks_adapter(message: &str) -> bool {
 const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf");
 
 #[test]
-fn without_arguments_it_tells_a_story() {
+fn cli_without_arguments_tells_a_story() {
     let output = tilewright(&["--device", "cpu", "--seed", "1"]);
     let story = text(&output.stdout);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -75,7 +75,7 @@ fn without_arguments_it_tells_a_story() {
 
 /// Shell completions and manual pages cover the subcommands and flags listed by `--help`.
 #[test]
-fn completions_and_manual_pages_have_all_of_the_command_line() {
+fn completions_and_man_pages_cover_all_commands_and_flags() {
     let told = |args: &[&str]| {
         let output = tilewright(args);
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
@@ -116,7 +116,7 @@ fn completions_and_manual_pages_have_all_of_the_command_line() {
 }
 
 #[test]
-fn no_adapter_is_there_where_the_environment_says_so() {
+fn no_gpu_environment_variable_hides_all_adapters() {
     let told = |args: &[&str]| command(args).env("TILEWRIGHT_NO_GPU", "1").output().unwrap();
     let info: Value = serde_json::from_slice(&told(&["info", "--json"]).stdout).unwrap();
     assert_eq!(info["adapters"], serde_json::json!([]));
@@ -127,7 +127,7 @@ fn no_adapter_is_there_where_the_environment_says_so() {
 
 /// Drivers print to stderr themselves; Mesa's does if `XDG_RUNTIME_DIR` is not set.
 #[test]
-fn what_a_person_reads_is_ours_alone() {
+fn driver_messages_do_not_reach_stderr() {
     for args in [&["info"][..], &["info", "--device", "gpu"], &["inspect", BUILTIN, "--device", "gpu"]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
         command.args(args).env("TILEWRIGHT_CACHE_DIR", "").env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null());
@@ -138,7 +138,7 @@ fn what_a_person_reads_is_ours_alone() {
 }
 
 #[test]
-fn json_is_one_object_with_the_documented_fields() {
+fn json_output_is_one_object_with_documented_fields() {
     let run = |args: &[&str]| -> Value {
         let all = [&["run", BUILTIN, "--device", "cpu", "--json", "-n", "12", "--seed", "5"], args].concat();
         let output = tilewright(&all);
@@ -164,7 +164,7 @@ fn json_is_one_object_with_the_documented_fields() {
 /// Editors and PowerShell write a byte order mark, which is not part of the text.
 #[cfg(feature = "grammar")]
 #[test]
-fn a_byte_order_mark_is_none_of_a_text() {
+fn byte_order_mark_in_input_files_is_ignored() {
     let marked = |name: &str, content: &str| {
         let plain = file(&format!("plain-{name}"), content.as_bytes());
         let marked = file(&format!("marked-{name}"), format!("\u{feff}{content}").as_bytes());
@@ -208,7 +208,7 @@ fn a_byte_order_mark_is_none_of_a_text() {
 }
 
 #[test]
-fn flags_reach_the_generation() {
+fn generation_flags_take_effect() {
     let ids = |args: &[&str]| -> Vec<u64> {
         let output = tilewright(&[&["--device", "cpu", "--json", "-n", "30"], args].concat());
         let value: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}"));
@@ -225,7 +225,7 @@ fn flags_reach_the_generation() {
 }
 
 #[test]
-fn guesses_change_no_text_and_are_counted() {
+fn draft_tokens_do_not_change_cli_output_and_are_counted() {
     let args = ["run", BUILTIN, "--device", "cpu", "--temperature", "0", "-n", "150", "--ignore-eos"];
     let run = |more: &[&str]| json_of(&[&args[..], more, &["--json"]].concat());
     let plain = run(&[]);
@@ -247,7 +247,7 @@ fn guesses_change_no_text_and_are_counted() {
 
 #[cfg(feature = "grammar")]
 #[test]
-fn texts_are_what_they_have_to_be() {
+fn constrained_output_matches_its_schema_or_grammar() {
     let run = |more: &[&str]| -> String {
         let value = json_of(&[&["run", BUILTIN, "--device", "cpu", "--seed", "2", "--json"], more].concat());
         assert_ne!(value["stop_reason"], "max_tokens", "{value}");
@@ -292,7 +292,7 @@ fn texts_are_what_they_have_to_be() {
 }
 
 #[test]
-fn tool_calls_are_enforced() {
+fn tool_choice_flag_enforces_valid_calls() {
     let tools = r#"[{"type": "function", "function": {"name": "set_light", "description": "Turns a lamp on or off.",
         "parameters": {"type": "object", "properties": {"on": {"type": "boolean"}, "room": {"enum": ["hall", "attic"]}},
         "required": ["on", "room"]}}}, {"type": "function", "function": {"name": "get_time", "description": "The time."}}]"#;
@@ -369,7 +369,7 @@ fn tool_calls_are_enforced() {
 
 /// More lines than the batch holds: each text equals that of its own run, in the order of the lines.
 #[test]
-fn lines_are_continued_side_by_side() {
+fn prompt_file_lines_are_continued_in_parallel() {
     let lines = ["Once upon a time", "The dog", "One day, a girl named Lily", "", "Tom had a red ball", "In the park"];
     let path = file("lines.txt", lines.join("\n").as_bytes());
     let path = path.to_str().unwrap();
@@ -402,7 +402,7 @@ fn profile_prints_a_table_of_kernels() {
 }
 
 #[test]
-fn info_tokenize_and_inspect_speak_both_ways() {
+fn info_tokenize_and_inspect_print_text_and_json() {
     assert!(json_of(&["info", "--json"])["adapters"].is_array());
     assert!(text(&tilewright(&["info"]).stdout).contains("device"));
 
@@ -501,7 +501,7 @@ fn bench_writes_a_report() {
 }
 
 #[test]
-fn bench_writes_a_page_with_what_it_measured() {
+fn bench_writes_an_html_page_with_its_results() {
     let page = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
     std::fs::create_dir_all(&page).unwrap();
     let html = concat!(
@@ -537,7 +537,7 @@ fn bench_writes_a_page_with_what_it_measured() {
 }
 
 #[test]
-fn bench_shows_the_memory_of_models_by_size() {
+fn bench_memory_lists_model_sizes_by_weight_type() {
     let value = json_of(&["bench", "memory", "--device", "cpu", "--weights", "f16,q4_0", "--ctx", "1024", "--json"]);
     assert_eq!((&value["bench"], &value["context_length"]), (&"memory".into(), &1024.into()));
     let rows = value["rows"].as_array().unwrap();
@@ -552,7 +552,7 @@ fn bench_shows_the_memory_of_models_by_size() {
 }
 
 #[test]
-fn bench_takes_prompts_in_passes_of_a_given_size() {
+fn bench_batch_size_sets_the_prefill_pass_size() {
     let sizes = ["bench", BUILTIN, "--device", "cpu", "-p", "20", "-n", "2", "-d", "0,3", "-r", "1", "-b", "1,8,128"];
     let value = json_of(&[&sizes[..], &["--json"]].concat());
     let rows = value["rows"].as_array().unwrap();
@@ -574,7 +574,7 @@ fn bench_takes_prompts_in_passes_of_a_given_size() {
 }
 
 #[test]
-fn bench_counts_submissions_that_hold_several_tokens() {
+fn bench_counts_submissions_of_several_tokens_each() {
     let args = |n| ["bench", "--device", "gpu", "-p", "0", "-n", "15", "-r", "1", "--json", "--tokens-per-submit", n];
     let output = tilewright(&args("4"));
     let message = text(&output.stderr);
@@ -594,7 +594,7 @@ fn bench_counts_submissions_that_hold_several_tokens() {
 }
 
 #[test]
-fn bench_predicts_a_gpu_that_is_not_here_and_says_so() {
+fn bench_prediction_for_an_absent_gpu_is_marked_as_such() {
     let value = json_of(&["bench", "--predict", "rtx 4090", "--json"]);
     assert_eq!((&value["prediction"], value["gpu"]["name"].as_str()), (&Value::Bool(true), Some("RTX 4090")));
     let passes = value["passes"].as_array().unwrap();
@@ -640,7 +640,7 @@ fn bench_measures_kernels() {
 }
 
 #[test]
-fn bench_plans_mixtures_of_logits() {
+fn bench_mol_plans_mixture_of_logits_shapes() {
     let weights = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/mol/mol.safetensors");
     let mut args = vec!["bench", "mol", "--device", "cpu", "--strip", "16", "--items", "1000", "--components", "2x3"];
     args.extend(["--dims", "4,8", "--gates", "5", "--storage", "f32", "--batch", "2", "--measured", "1"]);
@@ -804,7 +804,7 @@ fn bench_counts_submissions_of_an_encoder() {
 }
 
 #[test]
-fn a_cache_can_be_smaller_and_a_context_can_adapt() {
+fn kv_type_shrinks_the_cache_and_auto_context_fits_memory() {
     let plan = |args: &[&str]| {
         let inspected = json_of(&[&["inspect", BUILTIN, "--device", "cpu", "--json"], args].concat());
         ["weights_bytes", "cache_bytes", "activations_bytes"].map(|part| inspected["memory"][part].as_u64().unwrap())
@@ -825,7 +825,7 @@ fn a_cache_can_be_smaller_and_a_context_can_adapt() {
 }
 
 #[test]
-fn a_table_can_stay_in_the_file() {
+fn embedding_table_is_offloaded_under_a_memory_limit() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/tiny-random/qwen3/model-f16.gguf");
     let run = |args: &[&str]| {
         let usual =
@@ -906,7 +906,7 @@ fn errors_are_one_sentence_and_an_exit_code() {
 
 /// Without a vocabulary, ids are both input and output: those of the references.
 #[test]
-fn token_ids_are_continued_without_a_vocabulary() {
+fn prompt_ids_are_continued_without_a_vocabulary() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     for path in
         ["tiny-random/qwen3", "tiny-random/qwen3/model-f16.gguf", "tiny-random/lfm2"].map(|path| data.join(path))
@@ -930,7 +930,7 @@ fn token_ids_are_continued_without_a_vocabulary() {
 
 /// Layers are on the requested devices, for one and several sequences; impossible placements are refused by name.
 #[test]
-fn layers_are_on_the_devices_that_are_named() {
+fn layers_on_flag_places_layers_on_named_devices() {
     let args = ["run", BUILTIN, "--exact", "--temperature", "0", "-n", "12", "--json"];
     let output = tilewright(&[&args[..], &["--device", "gpu"]].concat());
     if lacks_adapter(&text(&output.stderr)) {
@@ -975,7 +975,7 @@ fn layers_are_on_the_devices_that_are_named() {
 }
 
 #[test]
-fn a_pipeline_cache_that_cannot_be_written_is_a_warning() {
+fn unwritable_pipeline_cache_is_a_warning() {
     let blocker = file("not_a_folder", b"");
     let output = Command::new(env!("CARGO_BIN_EXE_tilewright"))
         .args(["--device", "gpu", "-n", "2", "--temperature", "0"])
@@ -997,7 +997,7 @@ fn a_pipeline_cache_that_cannot_be_written_is_a_warning() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn closed_stdout_is_not_an_error() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_tilewright"))
         .args(["--device", "cpu", "--ignore-eos", "-n", "400"])
         .stdout(Stdio::piped())
@@ -1025,7 +1025,7 @@ fn disturbed(args: &[&str], input: &Path, steps: &str) -> Option<(String, Vec<St
 }
 
 #[test]
-fn a_lost_device_changes_nothing_that_is_printed() {
+fn device_loss_does_not_change_printed_output() {
     let encoders = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/encoders");
     let [nomic, bert] = ["nomic", "bert-reranker"].map(|name| format!("{encoders}/{name}"));
     let texts = file("lost.txt", b"one\ntwo words\nthe cat sat\nby the door\nand ran\n");
@@ -1066,7 +1066,7 @@ fn of_halves() -> usize {
 
 /// A second run computes only new tokens, and a conversation in two runs equals one run.
 #[test]
-fn a_session_file_keeps_what_was_computed() {
+fn session_file_saves_recomputation() {
     let fresh = |name: &str| {
         let path = file(name, b"");
         std::fs::remove_file(&path).unwrap();
@@ -1125,7 +1125,7 @@ fn a_session_file_keeps_what_was_computed() {
 
 /// Ids from llama.cpp and Hugging Face; the files hold only vocabularies, two of them of unsupported architectures.
 #[test]
-fn vocabularies_alone_are_enough_to_tokenize() {
+fn tokenize_command_works_on_vocabulary_only_files() {
     let Some(folder) = common::data(&["vocab"]) else { return };
     let folder = folder.join("vocab");
     for name in ["llama-spm", "gpt-2", "bert-bge"] {
@@ -1145,7 +1145,7 @@ fn vocabularies_alone_are_enough_to_tokenize() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_model_larger_than_the_machine_is_refused_with_what_would_fit() {
+fn oversized_context_is_refused_with_one_that_fits() {
     // The built-in model with a valid context that exceeds any machine's memory.
     let mut bytes = std::fs::read(BUILTIN).unwrap();
     let key = b"llama.context_length";

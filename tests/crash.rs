@@ -103,7 +103,7 @@ fn story<'a>(folder: &'a Path, device: &str) -> Program<'a> {
 }
 
 #[test]
-fn sessions_are_whole_or_as_they_were() {
+fn killed_save_leaves_the_old_or_complete_session() {
     let folder = folder("session");
     let program = story(&folder, "cpu");
     let whole = text(&program.run());
@@ -113,7 +113,7 @@ fn sessions_are_whole_or_as_they_were() {
 
 /// Pipelines, self-test results, and a session, on a GPU.
 #[test]
-fn caches_are_whole_or_as_they_were() {
+fn killed_write_leaves_the_old_or_complete_cache() {
     if !common::is_full() {
         return;
     }
@@ -128,7 +128,7 @@ fn caches_are_whole_or_as_they_were() {
 }
 
 #[test]
-fn downloads_are_whole_or_gone_on_with() {
+fn killed_download_resumes_or_is_complete() {
     let mut rng = Rng::new(1);
     let content: Vec<u8> = (0..900_000).map(|_| rng.word() as u8).collect();
     let server = Server::new("owner/name", &[("m-Q8_0.gguf", &content)]);
@@ -147,7 +147,7 @@ fn downloads_are_whole_or_gone_on_with() {
 
 /// `kill -9` at arbitrary times: while loading, computing or writing. The next run succeeds in any case.
 #[test]
-fn killed_at_any_time_the_next_run_is_good() {
+fn run_after_a_kill_at_any_time_succeeds() {
     let devices: &[&str] = if common::is_full() { &["cpu", "gpu"] } else { &["cpu"] };
     let n = if common::is_full() { 25 } else { 3 };
     for device in devices {

@@ -143,7 +143,7 @@ fn tiny_bert_matches_its_references() {
 }
 
 #[test]
-fn tiny_roberta_counts_positions_behind_its_padding() {
+fn tiny_roberta_positions_start_after_the_padding_id() {
     check_tiny("roberta", 2e-4);
 }
 
@@ -153,7 +153,7 @@ fn tiny_modernbert_matches_its_references() {
 }
 
 #[test]
-fn an_encoder_that_arrives_in_pieces_is_the_same() {
+fn encoder_loaded_in_pieces_gives_equal_vectors() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let file = |name: &str, path: &str| (name.to_string(), std::fs::read(data.join(path)).unwrap());
     let tiny = [
@@ -244,7 +244,7 @@ fn shortened(text: String) -> String {
 }
 
 #[test]
-fn a_text_has_one_vector_in_every_batch() {
+fn embedding_is_bit_equal_in_every_batch() {
     // By default a sixth of the texts, at most about 40 tokens long, in fewer batches.
     let (texts, sizes, n_rounds) = if common::is_full() {
         (texts(24, 7), &[16, 100, 1024][..], 3)
@@ -281,7 +281,7 @@ fn a_text_has_one_vector_in_every_batch() {
 }
 
 #[test]
-fn threads_that_share_an_encoder_do_not_mix_their_texts() {
+fn threads_sharing_an_encoder_get_their_own_vectors() {
     for device in executors() {
         let embedder = nomic(&device, EmbedOptions::default());
         // Texts of equal length, so that all batches use the same pass.
@@ -327,7 +327,7 @@ fn steady_batches_create_nothing_and_read_once() {
 }
 
 #[test]
-fn of_two_devices_each_batch_goes_to_one() {
+fn each_batch_runs_on_one_of_two_devices() {
     let (Some(gpu), cpu) = (common::gpu(None), common::cpu()) else { return };
     let on_cpu = nomic(&cpu, EmbedOptions::default());
     let options =
@@ -380,7 +380,7 @@ fn of_two_devices_each_batch_goes_to_one() {
 }
 
 #[test]
-fn every_tier_embeds_alike() {
+fn every_tier_matches_embedding_references() {
     let Some(cases) = minilm_cases() else { return };
     let references =
         References::open(&common::data(&["minilm-l6-v2"]).unwrap().join("minilm-l6-v2/embeddings.safetensors"));
@@ -402,7 +402,7 @@ fn every_tier_embeds_alike() {
 }
 
 #[test]
-fn bad_input_is_named() {
+fn invalid_token_sequences_are_refused_by_record() {
     for device in common::executors() {
         let Some(embedder) = load(&device, "minilm-l6-v2", EmbedOptions::default()) else { return };
         // Only [CLS] and [SEP] to embed; and far more tokens than fit.
@@ -449,7 +449,7 @@ fn bad_input_is_named() {
 }
 
 #[test]
-fn texts_seen_before_are_not_computed_again() {
+fn repeated_texts_come_from_the_vector_cache() {
     for device in common::executors() {
         let options = EmbedOptions { cached_vectors: 100, ..EmbedOptions::default() };
         let Some(embedder) = load(&device, "minilm-l6-v2", options) else { return };

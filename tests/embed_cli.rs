@@ -66,7 +66,7 @@ fn check(found: &[f32], expected: &[f32], text: &str) {
 }
 
 #[test]
-fn lines_of_json_get_their_vectors() {
+fn jsonl_records_get_their_embeddings() {
     let Some(model) = minilm() else { return };
     let references = references(&model);
     let records = references.iter().enumerate();
@@ -91,7 +91,7 @@ fn lines_of_json_get_their_vectors() {
 
 #[cfg(feature = "tables")]
 #[test]
-fn an_engine_plays_ping_pong() {
+fn arrow_stream_answers_each_batch_before_the_next() {
     use std::sync::Arc;
 
     use arrow_array::cast::AsArray;
@@ -138,7 +138,7 @@ fn an_engine_plays_ping_pong() {
 }
 
 #[test]
-fn of_device_and_cpu_the_faster_takes_a_batch() {
+fn or_cpu_flag_runs_batches_on_the_faster_device() {
     let Some(model) = minilm() else { return };
     let mut references = references(&model);
     if !common::is_full() {
@@ -173,7 +173,7 @@ fn of_device_and_cpu_the_faster_takes_a_batch() {
 }
 
 #[test]
-fn a_closed_stdout_ends_it_quietly() {
+fn closed_stdout_ends_embed_without_error() {
     let Some(model) = minilm() else { return };
     let mut child = command(&[&model, "--io", "text", "--batch-size", "1"]).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
@@ -192,7 +192,7 @@ fn a_closed_stdout_ends_it_quietly() {
 }
 
 #[test]
-fn a_file_is_whole_or_not_there() {
+fn failed_embed_leaves_no_output_file() {
     let Some(model) = minilm() else { return };
     let input = scratch("in.jsonl", b"{\"text\":\"one\"}\n{\"text\":2}\n{\"text\":\"three\"}\n");
     let [output, errors] = [input.with_file_name("out.npy"), input.with_file_name("errors.jsonl")];
@@ -211,7 +211,7 @@ fn a_file_is_whole_or_not_there() {
 }
 
 #[test]
-fn exit_codes_say_what_went_wrong() {
+fn exit_codes_distinguish_error_kinds() {
     let nowhere = ["/nowhere", "--json-logs"];
     let cases: [(&[&str], i32, &str); 5] = [
         (&["model", "--io", "arrow-file"], 2, "cannot be read from stdin"),
@@ -233,7 +233,7 @@ fn exit_codes_say_what_went_wrong() {
 }
 
 #[test]
-fn texts_are_ranked_by_what_a_cross_encoder_makes_of_them() {
+fn rerank_sorts_records_by_cross_encoder_score() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/encoders/bert-reranker");
     let model = folder.to_str().unwrap();
     let cases: Value = serde_json::from_slice(&std::fs::read(folder.join("cases.json")).unwrap()).unwrap();

@@ -110,7 +110,7 @@ fn prompts(model: &Model, n: usize, seed: u64) -> Vec<Vec<u32>> {
 /// Sequences of models with each kind of layer: alone, and in batches that they join and leave at any step. On a GPU
 /// some kinds in one batch; with `--full` all kinds in two.
 #[test]
-fn texts_are_the_same_alone_and_in_any_batch() {
+fn sequence_is_bit_equal_alone_and_in_any_batch() {
     for device in executors() {
         let has_all = common::is_full() || !device.is_gpu();
         let mut models = vec![("builtin", builtin(&device))];
@@ -160,7 +160,7 @@ fn texts_are_the_same_alone_and_in_any_batch() {
 /// token first, as requests for log-probabilities do: across page boundaries, with recurrent states, unpredictable
 /// ends, joins and cancellations. If all ends are known, no pass is wasted.
 #[test]
-fn passes_that_run_ahead_change_no_text() {
+fn passes_submitted_ahead_do_not_change_output() {
     for device in executors() {
         let others = common::drawn_on(&device, 1, ["gemma3", "qwen35"]).into_iter().map(|name| tiny(&device, name));
         for model in std::iter::once(builtin(&device)).chain(others) {
@@ -225,7 +225,7 @@ fn ids(n: usize, seed: u64, model: &Model) -> Vec<u32> {
 /// Prefix cache with a second prompt that begins like the first, in models with and without windows and recurrent
 /// states: whole common pages are computed once, and completions equal those without a cache.
 #[test]
-fn a_common_beginning_is_computed_once() {
+fn common_prefix_is_computed_once() {
     const COMMON: usize = 150;
     for device in executors() {
         let mut models = vec![("builtin", builtin(&device))];
@@ -263,7 +263,7 @@ fn executors_and_opened_cpu() -> Vec<Device> {
 /// Prompts of later turns contain earlier completions. Completions are bit-identical with and without the prefix
 /// cache, on devices that round and on others: only pages computed in a prompt are reused.
 #[test]
-fn a_further_turn_is_the_same_whether_or_not_those_before_are_kept() {
+fn prefix_cache_hit_keeps_output_bit_equal() {
     for device in executors_and_opened_cpu() {
         let mut models = vec![("builtin", builtin(&device))];
         let others: &[&str] = match (common::is_full(), device.is_gpu()) {
@@ -296,7 +296,7 @@ fn a_further_turn_is_the_same_whether_or_not_those_before_are_kept() {
 /// A prompt is prefilled in different chunks beside a running completion and after a cached prefix. Its completion is
 /// the same, even if the device was tuned and such sizes have other variants.
 #[test]
-fn a_prompt_has_the_same_bits_however_it_is_cut() {
+fn prefill_is_bit_equal_however_the_prompt_is_chunked() {
     let mut tuning = Tuning::default();
     for weight in [WeightType::F16, WeightType::Q4_0, WeightType::Q8_0] {
         let sizes = |first: u32| (0..8).map(move |log| first << log);
@@ -341,7 +341,7 @@ fn a_prompt_has_the_same_bits_however_it_is_cut() {
 
 /// Requests share cached prefixes only with requests of the same salt.
 #[test]
-fn requests_share_beginnings_with_those_of_their_own_salt() {
+fn prefixes_are_shared_only_within_one_cache_salt() {
     let model = builtin(&common::cpu());
     let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
     let mut cached = |salt: Option<&str>| {
@@ -353,7 +353,7 @@ fn requests_share_beginnings_with_those_of_their_own_salt() {
     let salts = [None, Some("a"), Some("b"), Some("")];
     assert_eq!(salts.map(&mut cached), [0; 4], "no prefix is shared between salts");
     assert_eq!(salts.map(&mut cached), [128; 4], "each salt hits its own prefix");
-    let most = Request::MOST_SALT_BYTES;
+    let most = Request::MAX_SALT_BYTES;
     let with = |n| engine.submit(Request { cache_salt: Some("s".repeat(n)), ..Request::new(vec![1], greedy(1)) });
     assert!(with(most).is_ok());
     assert!(matches!(with(most + 1).err(), Some(Error::Option { option: "cache_salt", .. })));
@@ -361,7 +361,7 @@ fn requests_share_beginnings_with_those_of_their_own_salt() {
 
 /// Twenty prompts that are nine tenths equal.
 #[test]
-fn shared_prompts_save_their_computation() {
+fn shared_prompt_tokens_are_not_recomputed() {
     let model = builtin(&common::cpu());
     let common = ids(360, 1, &model);
     let request = |seed| Request::new([&common[..], &ids(40, seed, &model)].concat(), greedy(4));
@@ -375,7 +375,7 @@ fn shared_prompts_save_their_computation() {
 
 /// A dropped completion leaves the others unchanged, and its pages are free at the next step.
 #[test]
-fn dropped_texts_leave_the_others_alone() {
+fn dropped_request_does_not_affect_others() {
     let model = builtin(&common::cpu());
     let options = EngineOptions { max_sequences: 8, max_queued: 64, ..EngineOptions::default() };
     let requests: Vec<Request> = prompts(&model, 24, 3).into_iter().map(|ids| Request::new(ids, greedy(24))).collect();
@@ -411,7 +411,7 @@ fn dropped_texts_leave_the_others_alone() {
 /// memory and return, with keys of all positions, windows, and recurrent states; with room for a single page, one page
 /// returns.
 #[test]
-fn what_the_cache_has_no_room_for_comes_back_from_the_host() {
+fn evicted_prefix_pages_are_restored_from_host_memory() {
     const PAGE: usize = 64;
     for device in executors() {
         let cpu = common::cpu();
@@ -459,7 +459,7 @@ fn what_the_cache_has_no_room_for_comes_back_from_the_host() {
 /// order of sums: for layers with all keys, windows and recurrent states, on any device. Common prefixes are computed
 /// once.
 #[test]
-fn layers_on_several_devices_leave_the_same_texts() {
+fn layers_on_several_devices_give_equal_output() {
     let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
     let Some(other) = common::gpu(None) else { return };
     let cpu = common::cpu();
@@ -508,7 +508,7 @@ fn layers_on_several_devices_leave_the_same_texts() {
 /// The self-test covers every pipeline, including those for prompts of one or a few tokens and for the fewest rows of
 /// attention.
 #[test]
-fn all_that_an_engine_uses_is_tested() {
+fn every_pipeline_of_an_engine_is_self_tested() {
     for device in common::gpus([Tier::Scalar, Tier::Subgroups]) {
         let others = common::drawn(1, ["gemma3", "qwen35"]).into_iter().map(|name| tiny(&device, name));
         for model in std::iter::once(builtin(&device)).chain(others) {
@@ -522,7 +522,7 @@ fn all_that_an_engine_uses_is_tested() {
 
 /// After a cancellation or deadline at most two tokens arrive.
 #[test]
-fn cancelled_texts_and_those_whose_time_is_over_end_at_once() {
+fn cancelled_and_expired_requests_end_at_once() {
     let model = builtin(&common::cpu());
     let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
     let mut stream = engine.submit(Request::new(vec![1, 5], greedy(400))).unwrap();
@@ -547,7 +547,7 @@ fn cancelled_texts_and_those_whose_time_is_over_end_at_once() {
 
 /// The queue is bounded; higher priorities run first; accepted requests finish after the engine is closed.
 #[test]
-fn requests_wait_in_order_and_no_more_than_may() {
+fn request_queue_is_bounded_and_ordered_by_priority() {
     let model = builtin(&common::cpu());
     let options = EngineOptions { max_sequences: 1, max_queued: 2, ..EngineOptions::default() };
     let (engine, mut driver) = Engine::new(&model, &options).unwrap();
@@ -577,7 +577,7 @@ fn requests_wait_in_order_and_no_more_than_may() {
 }
 
 #[test]
-fn what_no_engine_can_do_is_refused_by_name() {
+fn unsupported_engine_requests_are_refused_by_name() {
     let model = builtin(&common::cpu());
     let (engine, _driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
     let refused = |request: Request| engine.submit(request).err().map(|error| error.to_string()).unwrap_or_default();
@@ -630,7 +630,7 @@ fn wrong_draft(model: &Model) -> Model {
 /// Speculative decoding: draft tokens are verified beside other sequences in a pass's idle rows, and no output bit
 /// changes: across page boundaries, with all or no drafts accepted, and in models with head norms, windows and sinks.
 #[test]
-fn guessed_tokens_change_no_text() {
+fn draft_tokens_do_not_change_engine_output() {
     for device in executors() {
         let others =
             common::drawn_on(&device, 1, ["gemma3", "qwen3", "gpt-oss", "lfm2", "olmo2", "granite-hybrid", "qwen35"]);
@@ -690,7 +690,7 @@ fn guessed_tokens_change_no_text() {
 /// Completions that outgrow the context continue with its latter half, each as it would alone and in a session, beside
 /// others that join and leave; so does a prompt that outgrew it.
 #[test]
-fn texts_go_on_beyond_the_context() {
+fn sequences_continue_beyond_the_context_by_sliding() {
     let file = || ModelFile::builtin().unwrap();
     for device in executors() {
         let options = LoadOptions { context_length: Some(128), exact: true, ..LoadOptions::default() };
@@ -723,7 +723,7 @@ fn texts_go_on_beyond_the_context() {
 
 /// Disk offload: completions with layers or experts read from the file in each pass equal those of the whole model.
 #[test]
-fn layers_that_are_read_for_each_pass_leave_the_same_texts() {
+fn offloaded_layers_give_equal_engine_output() {
     for device in executors() {
         let builtin = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
         let of = |name: &str| find_data(&Path::new("tiny-random").join(name)).expect("the model is in the repository");
@@ -766,7 +766,7 @@ fn layers_that_are_read_for_each_pass_leave_the_same_texts() {
 
 /// The same for models whose table rows are read per token.
 #[test]
-fn rows_that_are_fetched_leave_the_same_texts() {
+fn fetched_embedding_rows_give_equal_engine_output() {
     let path = find_data(Path::new("tiny-random/gemma4/model-bf16.gguf")).expect("the model is in the repository");
     for device in executors() {
         let load = |stream_rows| {
@@ -791,7 +791,7 @@ fn rows_that_are_fetched_leave_the_same_texts() {
 
 /// A completion ends at the end of the context, and one limited to no tokens ends at once.
 #[test]
-fn texts_end_where_the_context_does() {
+fn sequence_ends_when_the_context_is_full() {
     let model = builtin(&common::cpu());
     let n = model.context_length() as usize - 3;
     let requests = [(0, Request::new(ids(n, 1, &model), greedy(100))), (0, Request::new(vec![1], greedy(0)))];
@@ -802,7 +802,7 @@ fn texts_end_where_the_context_does() {
 
 /// A pass over one sequence has no more dispatches than a session's; one over 8 has as many, and one submission.
 #[test]
-fn a_batch_takes_the_dispatches_of_one_text() {
+fn batch_takes_the_dispatches_of_one_sequence() {
     for device in common::executors() {
         let model = builtin(&device);
         let of_session = model.session().unwrap().decode_dispatches() as u64;
@@ -832,7 +832,7 @@ fn a_batch_takes_the_dispatches_of_one_text() {
 
 /// After a device loss the model is reloaded and every completion continues with the same tokens.
 #[test]
-fn after_a_lost_device_texts_go_on_with_the_same_tokens() {
+fn sequences_resume_with_equal_tokens_after_device_loss() {
     let open = || block_on(Device::open(&DeviceChoice::Gpu, None));
     let Some(device) = common::gpu_from(open()) else { return };
     let requests: Vec<Request> = [5, 90, 40]
@@ -867,7 +867,7 @@ fn after_a_lost_device_texts_go_on_with_the_same_tokens() {
 
 /// The same if the lost device only computes the first layers.
 #[test]
-fn after_the_loss_of_one_of_two_devices_texts_go_on_with_the_same_tokens() {
+fn sequences_resume_after_losing_one_of_two_devices() {
     let open = || block_on(Device::open(&DeviceChoice::Gpu, None));
     let Some(device) = common::gpu_from(open()) else { return };
     let first = Cell::new(None);
@@ -913,7 +913,7 @@ fn sharing(model: &Model, n: usize) -> Vec<(Request, Vec<u32>)> {
 /// Completions that share pages need more pages than available when recomputed separately after a device loss: those
 /// without pages wait, then continue with the same tokens on pages computed for the first.
 #[test]
-fn after_a_lost_device_texts_that_shared_pages_go_on_although_pages_are_few() {
+fn page_sharing_sequences_resume_after_loss_with_few_pages() {
     let open = || block_on(Device::open(&DeviceChoice::Gpu, None));
     let Some(device) = common::gpu_from(open()) else { return };
     let load = |device: &Device| {
@@ -949,7 +949,7 @@ fn after_a_lost_device_texts_that_shared_pages_go_on_although_pages_are_few() {
 /// The same with RoPE angles that depend on length: each is recomputed when its own length requires it, while others
 /// still hold the common pages.
 #[test]
-fn texts_that_shared_pages_go_on_with_other_angles_although_pages_are_few() {
+fn page_sharing_sequences_switch_angles_with_few_pages() {
     let from = find_data(Path::new("tiny-random/phi3-longrope")).expect("the model is in the repository");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("longrope-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -987,7 +987,7 @@ fn texts_that_shared_pages_go_on_with_other_angles_although_pages_are_few() {
 
 /// Without a way to reload the model, every completion and the engine end with an error.
 #[test]
-fn a_lost_device_fails_what_it_computed() {
+fn device_loss_without_reload_fails_all_requests() {
     let Some(device) = common::gpu_from(block_on(Device::open(&DeviceChoice::Gpu, None))) else { return };
     let model = builtin(&device);
     let (engine, mut driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
@@ -1007,7 +1007,7 @@ fn a_lost_device_fails_what_it_computed() {
 
 /// If the driver is gone, all waiters get an error: a running completion, a queued one, and a late one.
 #[test]
-fn a_driver_that_is_dropped_leaves_nobody_waiting() {
+fn dropped_driver_ends_all_waiting_streams() {
     let model = builtin(&common::cpu());
     let options = EngineOptions { max_sequences: 1, ..EngineOptions::default() };
     let (engine, mut driver) = Engine::new(&model, &options).unwrap();
@@ -1036,7 +1036,7 @@ fn a_driver_that_is_dropped_leaves_nobody_waiting() {
 /// Two devices sharing one queue: each completion equals that of one device alone, both devices do work, and no request
 /// is lost. The device with more free places takes a request.
 #[test]
-fn several_devices_share_a_queue() {
+fn two_devices_serve_one_queue() {
     let devices = executors();
     let [cpu, gpu] = &devices[..] else { return };
     let models = [builtin(cpu), builtin(gpu)];
@@ -1080,7 +1080,7 @@ fn several_devices_share_a_queue() {
 
 /// A model's vocabulary may be padded beyond its tokenizer's. Tokens in the padding have no text and end nothing.
 #[test]
-fn tokens_beyond_the_tokenizers_have_no_text() {
+fn padded_vocabulary_ids_have_no_text() {
     const KNOWN: u32 = 256;
     let sizes =
         Sizes { dim: 64, ffn_dim: 128, n_layers: 1, n_heads: 2, n_kv_heads: 1, vocab_size: 300, context_length: 512 };

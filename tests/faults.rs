@@ -192,7 +192,7 @@ fn warm() -> Option<&'static (Vec<Vec<u32>>, Faults)> {
 /// Faults at each call in turn: it fails, or the device is lost after it, or every call from it on fails; one of the
 /// three if there are many calls. By default one of the submissions and one of the buffers.
 #[test]
-fn any_call_may_fail() {
+fn failure_of_any_gpu_call_is_recovered_or_refused() {
     let Some((whole, clean)) = warm() else { return };
     let mut n_cases = 0;
     for call in Call::ALL {
@@ -349,13 +349,13 @@ const CELLS: &[Cell] = {
 };
 
 #[test]
-fn faults_in_any_phase_are_a_pause() {
+fn fault_in_any_phase_only_delays_output() {
     bring_about_all(false);
 }
 
 /// Either of two devices that share the layers has the fault; the whole model is reloaded.
 #[test]
-fn faults_of_one_of_two_devices_are_a_pause() {
+fn fault_of_one_of_two_devices_only_delays_output() {
     bring_about_all(true);
 }
 
@@ -395,7 +395,7 @@ fn bring_about_all(on_two: bool) {
 
 /// F4 and F5: memory runs out at some point, with an error or a device loss.
 #[test]
-fn memory_that_ends_is_told_or_the_cpu_takes_over() {
+fn out_of_memory_is_an_error_or_falls_back_to_the_cpu() {
     let Some((whole, _)) = warm() else { return };
     // Limits too small for the weights, or only large enough for them.
     for (bytes, loses) in [(100 << 10, false), (300 << 10, false), (100 << 10, true), (300 << 10, true)] {
@@ -416,7 +416,7 @@ fn memory_that_ends_is_told_or_the_cpu_takes_over() {
 
 /// F7 and F8: only the limits and features that WebGPU guarantees.
 #[test]
-fn what_is_optional_is_not_needed() {
+fn optional_gpu_features_are_not_required() {
     let Some((whole, _)) = warm() else { return };
     let optional = ["timestamp-query", "pipeline-cache", "subgroups", "shader-f16"];
     let all = optional.into_iter().fold(Faults::default().with_minimum_limits(), Faults::without);
@@ -450,7 +450,7 @@ fn warm_in_full() -> Option<&'static (Vec<Vec<u32>>, Faults)> {
 /// F12: a dispatch never completes. The limit is longer than a step takes; if it is not, the step is abandoned as
 /// well, and the completion is the same.
 #[test]
-fn a_step_that_hangs_is_given_up() {
+fn hanging_step_is_abandoned_and_recovered() {
     let Some((whole, _)) = warm_in_full() else { return };
     for on_two in [false, true] {
         let mut setup = Setup { on_two, ..Setup::new(Faults::default()) };
@@ -466,7 +466,7 @@ fn a_step_that_hangs_is_given_up() {
 
 /// F13: each submission takes 10 ms longer.
 #[test]
-fn a_slow_device_is_no_fault() {
+fn slow_device_is_not_treated_as_lost() {
     let Some((whole, _)) = warm_in_full() else { return };
     let slow = Effect::Wait(Duration::from_millis(10));
     let served = serve(whole, &Setup::new(Faults::default().from(Call::Submit, 1, slow)), |_, _| ());
@@ -475,7 +475,7 @@ fn a_slow_device_is_no_fault() {
 
 /// F15: two losses within the window that allows one. The CPU takes over until the GPU is retried after a while.
 #[test]
-fn a_device_that_is_lost_twice_is_replaced_by_the_cpu_for_a_while() {
+fn twice_lost_device_falls_back_to_the_cpu_temporarily() {
     let Some((whole, _)) = warm() else { return };
     let mut setup = Setup::new(Faults::default());
     setup.breaker.losses = 2;
@@ -512,7 +512,7 @@ fn reloading<'a>(choice: DeviceChoice, faults: &'a Faults, n_loads: &'a RefCell<
 /// If a step panics, in the driver or in a CPU thread, its completions end with an error, and the model is reloaded
 /// for queued requests.
 #[test]
-fn a_panic_ends_its_texts_and_no_others() {
+fn panic_ends_its_own_sequences_and_no_others() {
     let Some((whole, _)) = warm() else { return };
     for choice in [DeviceChoice::Cpu, DeviceChoice::Gpu] {
         let (faults, n_loads) = (Faults::default(), RefCell::new(0));
@@ -540,7 +540,7 @@ fn a_panic_ends_its_texts_and_no_others() {
 
 /// During a reload, queued requests still end at their deadlines.
 #[test]
-fn deadlines_hold_while_a_model_is_loaded_again() {
+fn deadlines_hold_during_a_model_reload() {
     let (faults, engine) = (Faults::default(), RefCell::new(None));
     let open = || block_on(Device::open_with_faults(&DeviceChoice::Cpu, None, None, &faults));
     let waited = RefCell::new(None);
@@ -568,7 +568,7 @@ fn deadlines_hold_while_a_model_is_loaded_again() {
 
 /// Repeated panics do not reload for ever: eventually the engine stops, and reports that to all requests.
 #[test]
-fn an_engine_that_panics_again_and_again_stops() {
+fn engine_stops_after_repeated_panics() {
     let (faults, n_loads) = (Faults::default(), RefCell::new(0));
     let mut recovery = reloading(DeviceChoice::Cpu, &faults, &n_loads);
     let device = block_on(Device::open_with_faults(&DeviceChoice::Cpu, None, None, &faults)).unwrap();
@@ -594,7 +594,7 @@ fn an_engine_that_panics_again_and_again_stops() {
 
 /// Without a way to reload the model, one panic is enough.
 #[test]
-fn an_engine_that_nothing_loads_again_stops_at_a_panic() {
+fn engine_without_reload_stops_at_the_first_panic() {
     let faults = Faults::default();
     let device = block_on(Device::open_with_faults(&DeviceChoice::Cpu, None, None, &faults)).unwrap();
     let options = EngineOptions { max_sequences: 1, ..EngineOptions::default() };
@@ -611,7 +611,7 @@ fn an_engine_that_nothing_loads_again_stops_at_a_panic() {
 /// A cache fits in the available memory, and a running engine does not run out of it at its first request. An explicit
 /// size is accepted or refused.
 #[test]
-fn a_cache_is_as_large_as_the_memory_allows() {
+fn kv_cache_shrinks_to_the_available_memory() {
     let Some((whole, _)) = warm() else { return };
     let options = EngineOptions::default();
     let faults = Faults::default();

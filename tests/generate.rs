@@ -43,7 +43,7 @@ fn endless(max_tokens: usize) -> GenerateOptions {
 
 /// A prompt and greedy continuations computed by a separate float64 implementation from the exported weights.
 #[test]
-fn builtin_model_continues_as_its_reference_does() {
+fn builtin_model_matches_its_f64_reference() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/builtin/reference.json"));
     let reference: Value = serde_json::from_str(&text.unwrap()).unwrap();
     let numbers = |v: &Value| v.as_array().unwrap().iter().map(|n| n.as_f64().unwrap()).collect::<Vec<f64>>();
@@ -75,7 +75,7 @@ fn builtin_model_continues_as_its_reference_does() {
 
 /// Maximum dispatches per layer in one decode pass, excluding the rest of the pass.
 #[test]
-fn a_layer_takes_seven_dispatches_at_most() {
+fn decode_layer_takes_at_most_seven_dispatches() {
     let repository = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     // All have grouped queries. Two layers of the last model, which is not in the repository, store values in another
     // weight type than queries and keys, which costs an extra dispatch; the scalar tier, with separate norm kernels,
@@ -109,7 +109,7 @@ fn a_layer_takes_seven_dispatches_at_most() {
 /// Against a file of the same shape, a file with queries, keys and values of three types, and gates and ups of two, has
 /// one more dispatch per further type.
 #[test]
-fn layers_of_several_weight_types_take_few_more_dispatches() {
+fn each_further_weight_type_adds_one_dispatch_per_layer() {
     let files = ["q4_0", "mixed"].map(|kind| format!("stories260k-wide/stories260k-wide-{kind}.gguf"));
     let [Some(plain), Some(mixed)] = files.map(|file| common::find_data(file.as_ref())) else {
         return common::skip("no test data `stories260k-wide`");
@@ -129,7 +129,7 @@ fn layers_of_several_weight_types_take_few_more_dispatches() {
 
 /// Dispatches per layer for one token, by family; excludes those before the first and after the last layer.
 #[test]
-fn layers_of_all_families_take_few_dispatches() {
+fn dispatches_per_layer_stay_within_each_familys_bound() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     // Gemma 4 exceeds the target of 7 by four for its per-layer embeddings.
     let families = [
@@ -211,7 +211,7 @@ fn steady_decode_creates_nothing_and_reads_a_few_bytes() {
 }
 
 #[test]
-fn a_submission_can_compute_several_tokens() {
+fn one_submission_computes_several_tokens() {
     let Some(device) = common::gpu(None) else { return };
     let mut session = builtin(&device, None).session().unwrap();
     let dispatches = session.decode_dispatches() as u64;
@@ -243,7 +243,7 @@ fn in_fours(options: GenerateOptions) -> GenerateOptions {
 }
 
 #[test]
-fn texts_do_not_depend_on_how_many_tokens_a_submission_computes() {
+fn output_does_not_depend_on_tokens_per_submit() {
     let sampled = GenerateOptions { max_tokens: 45, repeat_penalty: 1.1, seed: 5, ..GenerateOptions::default() };
     let stopped = GenerateOptions { stop: vec!["One".into()], ..endless(60) };
     let slid = GenerateOptions { context_policy: ContextPolicy::Slide, ..sampled.clone() };
@@ -316,7 +316,7 @@ fn run_to(end: End, session: &mut Session, usual: &[Piece], options: GenerateOpt
 }
 
 #[test]
-fn new_ids_after_any_end_continue_as_in_a_session_that_gets_all_ids_at_once() {
+fn ids_appended_after_any_stop_match_a_fresh_session() {
     for device in executors() {
         let model = builtin(&device, Some(80)).with_max_pass(32).unwrap();
         let new = model.encode(&" The red robot dog ran to the house and saw a big tree.".repeat(3)).unwrap();
@@ -354,7 +354,7 @@ fn new_ids_after_any_end_continue_as_in_a_session_that_gets_all_ids_at_once() {
 }
 
 #[test]
-fn whoever_does_not_wait_for_a_token_loses_none() {
+fn dropping_a_pending_next_future_loses_no_token() {
     for device in executors() {
         let model = builtin(&device, None);
         for options in [endless(20), in_fours(endless(20))] {
@@ -376,7 +376,7 @@ fn whoever_does_not_wait_for_a_token_loses_none() {
 }
 
 #[test]
-fn a_restored_session_knows_which_tokens_repeat() {
+fn restored_session_keeps_its_repeat_penalty_history() {
     let options = GenerateOptions { repeat_penalty: 50.0, ..endless(20) };
     for device in executors() {
         let model = builtin(&device, None);
@@ -391,7 +391,7 @@ fn a_restored_session_knows_which_tokens_repeat() {
 }
 
 #[test]
-fn what_memory_held_before_changes_no_text() {
+fn stale_buffer_contents_do_not_change_output() {
     let prompts = ["Once upon a time", "The cat", "Tom and Mia went to the park. The old dog sat by the door."];
     let tiers = if common::is_full() { Tier::ALL.to_vec() } else { vec![Tier::Scalar, Tier::Subgroups] };
     for device in common::gpus(tiers) {
@@ -410,7 +410,7 @@ fn what_memory_held_before_changes_no_text() {
 }
 
 #[test]
-fn prompts_give_the_same_tokens_in_passes_of_any_size() {
+fn prefill_pass_size_does_not_change_tokens() {
     // Passes for a prompt of this length, by the maximum pass size.
     let cases: [(usize, [(u32, u64); 5]); 4] = [
         (20, [(1, 20), (8, 3), (32, 1), (128, 1), (512, 1)]),
@@ -454,7 +454,7 @@ fn prompts_give_the_same_tokens_in_passes_of_any_size() {
 }
 
 #[test]
-fn few_rows_of_a_prompts_passes_are_idle() {
+fn prefill_passes_have_few_idle_rows() {
     for device in common::executors() {
         let mut file = ModelFile::builtin().unwrap();
         let ModelShape::Decoder(config) = &mut file.header.shape else { panic!("it continues texts") };
@@ -502,7 +502,7 @@ fn decoding_with_the_cache_equals_recomputing_from_scratch() {
 }
 
 #[test]
-fn snapshot_restore_truncate_and_clear_lead_to_the_same_tokens() {
+fn snapshot_restore_truncate_and_clear_keep_tokens_equal() {
     for device in executors() {
         let model = builtin(&device, None);
         let mut session = model.session().unwrap();
@@ -524,7 +524,7 @@ fn snapshot_restore_truncate_and_clear_lead_to_the_same_tokens() {
 }
 
 #[test]
-fn a_prompt_in_pieces_equals_the_prompt_at_once() {
+fn prompt_in_pieces_gives_the_logits_of_the_whole() {
     for device in executors() {
         let model = builtin(&device, None);
         let prompt: Vec<u32> = model.encode(&"Tom and Mia went to the park. ".repeat(20)).unwrap();
@@ -541,7 +541,7 @@ fn a_prompt_in_pieces_equals_the_prompt_at_once() {
 }
 
 #[test]
-fn memory_plan_is_what_is_allocated() {
+fn memory_plan_equals_allocated_bytes() {
     for max_pass in [128, 512] {
         for device in common::executors() {
             let load = |device: &Device| {
@@ -583,7 +583,7 @@ fn cache_bytes(device: &Device, options: &LoadOptions<'_>) -> u64 {
 }
 
 #[test]
-fn caches_of_smaller_types_take_less_memory_and_tell_the_same_story() {
+fn smaller_kv_types_save_memory_and_keep_the_output() {
     for device in executors() {
         let [f32, f16, q8_0] =
             KvType::ALL.map(|kv_type| cache_bytes(&device, &LoadOptions { kv_type, ..LoadOptions::default() }));
@@ -606,7 +606,7 @@ fn caches_of_smaller_types_take_less_memory_and_tell_the_same_story() {
 }
 
 #[test]
-fn a_context_can_adapt_to_the_memory() {
+fn fit_context_shrinks_the_context_to_the_memory_limit() {
     for device in executors() {
         let load = |memory_limit, context_length, fit_context| {
             let options = LoadOptions { memory_limit, context_length, fit_context, ..LoadOptions::default() };
@@ -644,7 +644,7 @@ fn a_second_session_reuses_the_buffers_of_the_first() {
 }
 
 #[test]
-fn a_seed_fixes_the_text_and_another_seed_changes_it() {
+fn seed_determines_the_sampled_output() {
     for device in executors() {
         let model = builtin(&device, None);
         let tell = |seed| {
@@ -667,7 +667,7 @@ fn top_k_of_one_is_greedy() {
 }
 
 #[test]
-fn repetition_penalty_changes_what_is_chosen() {
+fn repeat_penalty_prevents_repeated_tokens() {
     for device in executors() {
         let model = builtin(&device, None);
         let (plain, ..) = collect(model.session().unwrap().generate("One day", &endless(60)).unwrap());
@@ -681,7 +681,7 @@ fn repetition_penalty_changes_what_is_chosen() {
 }
 
 #[test]
-fn generation_stops_for_the_stated_reason() {
+fn generation_reports_the_right_stop_reason() {
     for device in executors() {
         let model = builtin(&device, Some(64));
         let mut session = model.session().unwrap();
@@ -726,7 +726,7 @@ fn generation_stops_for_the_stated_reason() {
 }
 
 #[test]
-fn pieces_continue_the_prompt_as_one_text() {
+fn generated_pieces_join_to_the_decoded_text() {
     let device = common::cpu();
     let model = builtin(&device, None);
     let tokenizer = model.tokenizer().unwrap();
@@ -739,7 +739,7 @@ fn pieces_continue_the_prompt_as_one_text() {
 }
 
 #[test]
-fn a_callback_gets_every_piece_and_can_break_off() {
+fn callback_receives_every_piece_and_can_stop_generation() {
     let device = common::cpu();
     let model = builtin(&device, None);
     let (_, want, _) = collect(model.session().unwrap().generate("One day", &endless(30)).unwrap());
@@ -756,7 +756,7 @@ fn a_callback_gets_every_piece_and_can_break_off() {
 }
 
 #[test]
-fn the_story_ends_with_the_end_token() {
+fn story_ends_with_an_eos_token() {
     for device in executors() {
         let model = builtin(&device, None);
         let mut session = model.session().unwrap();
@@ -811,7 +811,7 @@ fn bad_requests_are_errors_that_name_the_option() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_an_error_and_auto_is_not() {
+fn missing_device_is_an_error_but_auto_always_opens() {
     let choice = "no such adapter".parse().unwrap();
     let error = block_on(Device::open(&choice, None)).err().unwrap();
     assert!(matches!(&error, Error::NoAdapter { wanted, .. } if wanted == "no such adapter"), "{error}");
@@ -820,7 +820,7 @@ fn a_device_that_is_not_there_is_an_error_and_auto_is_not() {
 }
 
 #[test]
-fn a_stream_goes_on_when_the_device_is_lost() {
+fn generation_resumes_on_a_new_device_after_loss() {
     let options = GenerateOptions { max_tokens: 40, repeat_penalty: 1.1, seed: 5, ..GenerateOptions::default() };
     for options in [GenerateOptions::greedy(40), options.clone(), in_fours(options)] {
         let Some(device) = common::gpu(None) else { return };
@@ -856,7 +856,7 @@ fn a_stream_goes_on_when_the_device_is_lost() {
 }
 
 #[test]
-fn a_text_that_began_elsewhere_goes_on_as_it_would_have() {
+fn replayed_generation_continues_with_equal_pieces() {
     let drawn = GenerateOptions { max_tokens: 30, seed: 5, temperature: 1.0, ..GenerateOptions::default() };
     let cases = [
         GenerateOptions::greedy(30),
@@ -892,7 +892,7 @@ fn limited_context(context_length: u32) -> LoadOptions<'static> {
 }
 
 #[test]
-fn a_generation_can_be_cancelled_within_its_prompt() {
+fn generation_can_be_cancelled_during_prefill() {
     let model = Model::builtin(&common::cpu()).unwrap();
     let prompt = vec![7; 400];
     let mut session = model.session().unwrap();
@@ -913,7 +913,7 @@ fn a_generation_can_be_cancelled_within_its_prompt() {
 /// A CPU opened by default rounds activations to bytes unless the model is exact, in passes of few and many tokens;
 /// the reference CPU never does.
 #[test]
-fn an_opened_cpu_rounds_unless_it_is_to_be_exact() {
+fn opened_cpu_rounds_activations_unless_exact() {
     #[cfg(target_arch = "x86_64")]
     let has_bytes =
         is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
@@ -954,7 +954,7 @@ fn an_opened_cpu_rounds_unless_it_is_to_be_exact() {
 /// Recurrent states: over more than three times the convolutions' window, rolling back and continuing at many points
 /// equals recomputing from scratch.
 #[test]
-fn recurrent_layers_go_back_and_on_again() {
+fn recurrent_layers_match_recomputation_after_truncation() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let models = ["lfm2", "qwen35", "granite-hybrid"].into_iter();
     for (name, device) in models.flat_map(|name| executors().into_iter().map(move |device| (name, device))) {
@@ -1019,7 +1019,7 @@ fn goes_back_and_on_again(
 /// Sliding windows: over more than three times the window, decoding token by token equals one pass over all; rolling
 /// back and continuing at many points equals recomputing from scratch.
 #[test]
-fn window_layers_keep_what_passes_can_see() {
+fn sliding_window_layers_match_full_recomputation() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let models = ["gemma3", "gemma2", "gpt-oss", "mistral-sliding", "olmo3", "exaone4", "phi3"];
     for (name, device) in models.iter().flat_map(|name| executors().into_iter().map(move |device| (name, device))) {

@@ -105,7 +105,7 @@ impl Tally {
 }
 
 #[test]
-fn texts_of_500_schemas_are_valid() {
+fn output_of_500_schemas_validates() {
     let model = builtin(&common::cpu());
     let mut schemas = schemas::tools();
     let n = if common::is_full() { 500 } else { 100 };
@@ -123,7 +123,7 @@ fn texts_of_500_schemas_are_valid() {
 }
 
 #[test]
-fn objects_of_any_content_are_json() {
+fn json_object_constraint_yields_valid_json() {
     let model = builtin(&common::cpu());
     let mut whole = 0;
     for seed in 0..if common::is_full() { 60 } else { 15 } {
@@ -194,7 +194,7 @@ fn vocabularies() -> Vec<(&'static str, Arc<Tokenizer>, Arc<Grammars>)> {
 }
 
 #[test]
-fn random_tokens_of_real_vocabularies_make_valid_texts() {
+fn random_allowed_tokens_satisfy_their_schema() {
     for (name, tokenizer, grammars) in vocabularies() {
         let mut tally = Tally::default();
         let mut schemas = schemas::tools();
@@ -212,7 +212,7 @@ fn random_tokens_of_real_vocabularies_make_valid_texts() {
 /// Schemas of the official test suite. Schemas with unenforceable keywords are refused; output for the others is
 /// valid.
 #[test]
-fn texts_of_the_official_suite_are_valid() {
+fn output_of_the_official_schema_suite_validates() {
     let Some(folder) = common::find_data("json-schema".as_ref()) else {
         return common::skip("no test data `json-schema`");
     };
@@ -285,7 +285,7 @@ fn accepts(grammars: &Arc<Grammars>, tokenizer: &Tokenizer, bytes: &[Vec<u32>], 
 
 /// For any mix of keywords, output is valid, or the schema is refused before the first token.
 #[test]
-fn texts_of_any_keywords_are_valid_or_the_schema_is_refused() {
+fn schema_of_mixed_keywords_validates_or_is_refused() {
     let model = builtin(&common::cpu());
     let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::clone(model.grammars().unwrap()));
     let mut rng = Rng::new(11);
@@ -312,7 +312,7 @@ fn texts_of_any_keywords_are_valid_or_the_schema_is_refused() {
 
 /// A schema that asks for nothing unenforceable is accepted.
 #[test]
-fn what_says_nothing_is_no_reason_to_refuse() {
+fn schema_keywords_without_effect_are_accepted() {
     let model = builtin(&common::cpu());
     let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::clone(model.grammars().unwrap()));
     let mut rng = Rng::new(3);
@@ -328,7 +328,7 @@ fn what_says_nothing_is_no_reason_to_refuse() {
 
 /// Property names have a single spelling, so escapes cannot repeat one.
 #[test]
-fn names_that_are_taken_do_not_come_again() {
+fn declared_property_names_are_not_repeated() {
     let Some((_, tokenizer, grammars)) = vocabularies().into_iter().next() else { return };
     let bytes = single_bytes(&tokenizer);
     let taken: Value = serde_json::from_str(
@@ -347,7 +347,7 @@ fn names_that_are_taken_do_not_come_again() {
 }
 
 #[test]
-fn texts_match_their_regular_expressions() {
+fn output_matches_its_regular_expression() {
     let model = builtin(&common::cpu());
     let patterns = [
         "yes|no",
@@ -407,7 +407,7 @@ fn is_expression(text: &str) -> bool {
 }
 
 #[test]
-fn texts_match_their_grammars() {
+fn output_matches_its_lark_grammar() {
     const GRAMMAR: &str =
         "start: sum\nsum: term ((\"+\" | \"-\") term)*\nterm: NUMBER | \"(\" sum \")\"\nNUMBER: /[0-9]{1,3}/";
     let model = builtin(&common::cpu());
@@ -437,7 +437,7 @@ fn some_constraints() -> Vec<Constraint> {
 }
 
 #[test]
-fn a_gpu_writes_what_the_cpu_writes() {
+fn constrained_output_is_equal_on_gpu_and_cpu() {
     let devices = executors();
     let models: Vec<Model> = devices.iter().map(builtin).collect();
     for constraint in some_constraints() {
@@ -453,7 +453,7 @@ fn a_gpu_writes_what_the_cpu_writes() {
 
 /// Each greedy token is the likeliest allowed one, whether a pass chose it or it was forced and computed in a batch.
 #[test]
-fn each_token_is_the_likeliest_that_may_come() {
+fn each_token_is_the_likeliest_allowed_one() {
     for device in executors() {
         let model = builtin(&device);
         let prompt = model.encode(PROMPT).unwrap();
@@ -500,7 +500,7 @@ fn counts(device: &Device, model: &Model, options: &GenerateOptions) -> Counters
 }
 
 #[test]
-fn a_token_takes_one_dispatch_more_and_nothing_is_created() {
+fn constraint_adds_one_dispatch_per_token() {
     for device in executors() {
         let model = builtin(&device);
         for (temperature, repeat_penalty) in [(0.0, 1.0), (0.8, 1.1)] {
@@ -563,7 +563,7 @@ fn a_constraint_ends_with_its_generation() {
 }
 
 #[test]
-fn options_keep_their_meaning() {
+fn generation_options_keep_their_meaning_when_constrained() {
     let model = builtin(&common::cpu());
     // End tokens come only where the text is complete, and then belong to it.
     let (ids, text, end) = run(&model, PROMPT, &options(regex("[a-z]{3}( [a-z]{1,5}){2,90}[.]?")));
@@ -610,7 +610,7 @@ fn options_keep_their_meaning() {
 }
 
 #[test]
-fn what_cannot_be_used_is_refused() {
+fn hostile_constraints_are_refused() {
     let grammars = Arc::clone(builtin(&common::cpu()).grammars().unwrap());
     for (constraint, says) in bombs::all() {
         let shown: String = format!("{constraint:?}").chars().take(150).collect();

@@ -109,7 +109,7 @@ fn a_model_is_downloaded_once() {
 }
 
 #[test]
-fn a_folder_has_what_a_model_is_made_of() {
+fn folder_download_has_exactly_the_model_files() {
     let shards = [content(5000, 1), content(6000, 2)];
     let names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
     let index = json!({ "metadata": {}, "weight_map": { "a": names[0], "b": names[1] } }).to_string();
@@ -150,7 +150,7 @@ fn a_folder_has_what_a_model_is_made_of() {
 }
 
 #[test]
-fn downloads_go_on_where_they_were_cut() {
+fn interrupted_downloads_resume_where_they_were_cut() {
     let whole = content(100_000, 5);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
     let mut rng = Rng::new(7);
@@ -184,7 +184,7 @@ fn downloads_go_on_where_they_were_cut() {
 }
 
 #[test]
-fn what_was_left_need_not_be_right() {
+fn wrong_partial_download_is_replaced() {
     let whole = content(50_000, 6);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
     let with_left = |left: &[u8], n_downloads: usize| {
@@ -211,7 +211,7 @@ fn what_was_left_need_not_be_right() {
 }
 
 #[test]
-fn a_hub_that_lies_leaves_nothing_behind() {
+fn wrong_hub_answers_leave_no_files() {
     let whole = content(50_000, 8);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
     let cache = cache("lies");
@@ -272,7 +272,7 @@ fn a_hub_that_lies_leaves_nothing_behind() {
 }
 
 #[test]
-fn each_status_is_an_error_of_its_own() {
+fn each_http_status_is_a_distinct_error() {
     let server = Server::new(REPO, &[("m-Q8_0.gguf", b"content")]);
     for (is_of_file, status) in [false, true].into_iter().flat_map(|of_file| [401, 403, 404, 418].map(|s| (of_file, s)))
     {
@@ -298,7 +298,7 @@ fn each_status_is_an_error_of_its_own() {
 }
 
 #[test]
-fn what_passes_is_waited_for_and_not_for_ever() {
+fn transient_errors_are_retried_a_bounded_number_of_times() {
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &content(3000, 1))]);
     let waits = |test: &str, is_to_store: bool, reply: Reply, n_failing: usize| {
         let cache = cache(test);
@@ -332,7 +332,7 @@ fn what_passes_is_waited_for_and_not_for_ever() {
 }
 
 #[test]
-fn the_token_stays_with_the_hub() {
+fn token_is_sent_to_the_hub_alone() {
     let whole = content(3000, 1);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
     // A renamed repository: the hub redirects to another of its own addresses.
@@ -361,7 +361,7 @@ fn the_token_stays_with_the_hub() {
 }
 
 #[test]
-fn without_a_network_the_cache_has_to_do() {
+fn offline_mode_uses_the_cache_alone() {
     let whole = content(3000, 1);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
     let cache = cache("offline");
@@ -400,7 +400,7 @@ fn without_a_network_the_cache_has_to_do() {
 }
 
 #[test]
-fn a_list_that_is_none_is_refused() {
+fn malformed_file_list_is_refused() {
     let server = Server::new(REPO, &[]);
     let cache = cache("lists");
     let refuse = |list: Value, expected: &str| {
@@ -440,7 +440,7 @@ fn a_list_that_is_none_is_refused() {
 }
 
 #[test]
-fn a_list_without_digests_is_completed_by_headers() {
+fn missing_digests_are_taken_from_headers() {
     let whole = content(3000, 1);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole), ("config.json", b"{}")]);
     server.replace(|request| {
@@ -456,7 +456,7 @@ fn a_list_without_digests_is_completed_by_headers() {
 }
 
 #[test]
-fn what_other_programs_downloaded_is_used() {
+fn files_downloaded_by_other_programs_are_reused() {
     let (whole, config) = (content(3000, 1), b"{\"a\":1}");
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole), ("sub/config.json", config)]);
     let cache = cache("others");
@@ -546,7 +546,7 @@ fn damaged_files_are_found_and_downloaded_again() {
 
 /// Concurrent programs, with blobs present and links missing, as after an update of another file.
 #[test]
-fn starts_side_by_side_share_the_cache() {
+fn concurrent_starts_share_the_cache() {
     let whole = content(3000, 1);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
     let cache = cache("starts");
@@ -579,7 +579,7 @@ fn starts_side_by_side_share_the_cache() {
 /// Over HTTP anyone on the way to a hub can read the token. The address of all interfaces stands for another machine.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_token_without_encryption_is_warned_of() {
+fn sending_a_token_unencrypted_gives_a_warning() {
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &content(3000, 1))]);
     let elsewhere = server.endpoint.replace("127.0.0.1", "0.0.0.0");
     let cache = cache("clear");
@@ -600,7 +600,7 @@ fn a_token_without_encryption_is_warned_of() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_full_disk_is_said_to_be_full() {
+fn full_disk_is_reported_with_the_missing_bytes() {
     let whole = content(3000, 1);
     let server = Server::new(REPO, &[("m-Q8_0.gguf", &whole)]);
     let cache = cache("full");
@@ -615,7 +615,7 @@ fn a_full_disk_is_said_to_be_full() {
 }
 
 #[test]
-fn a_model_is_removed_and_what_others_need_stays() {
+fn removing_a_model_keeps_files_that_others_need() {
     let (small, large, shared) = (content(1000, 1), content(3000, 2), content(500, 3));
     let server = Server::new(REPO, &[("m-Q4_0.gguf", &small), ("m-Q8_0.gguf", &large), ("x-F16.gguf", &shared)]);
     let cache = cache("removed");
@@ -663,7 +663,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn commands_take_addresses() {
+fn commands_accept_hub_addresses() {
     let stories = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf")).unwrap();
     let server = Server::new(REPO, &[("stories-Q8_0.gguf", &stories)]);
     let home = cache("commands");

@@ -168,7 +168,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn no_module_uses_one_above_it() {
+fn no_module_uses_a_module_of_a_higher_layer() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let exported = exported(&std::fs::read_to_string(src.join("lib.rs")).expect("lib.rs exists"));
     let mut paths = Vec::new();
@@ -191,7 +191,7 @@ fn no_module_uses_one_above_it() {
 }
 
 #[test]
-fn a_use_of_a_module_above_is_found() {
+fn use_of_a_module_above_is_detected() {
     let exported = exported("pub use device::{Clock, Device as D};\npub use error::Error;");
     let text = "// crate::web\nuse crate::{tensor::{Role, Tensor}, D};\nfn f() { crate::hub::fetch(); }\n";
     let places = |file: &str| upward(Path::new(file), text, &exported).join("\n");

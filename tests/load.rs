@@ -327,7 +327,7 @@ impl Drop for Hostile {
 }
 
 #[test]
-fn the_unchanged_file_is_a_model() {
+fn unmodified_tiny_gguf_loads() {
     let device = common::cpu();
     let folder = Folder::new();
     let model = load(&device, &folder.write("tiny.gguf", TinyGguf::new().bytes())).unwrap();
@@ -341,7 +341,7 @@ fn the_unchanged_file_is_a_model() {
 }
 
 #[test]
-fn numbers_that_contradict_each_other_are_refused() {
+fn contradictory_numbers_are_refused() {
     let mut hostile = Hostile::new();
     for value in [0, 3, 5, 6, 7, 31, 33, 64, 1 << 16, 1 << 31, u32::MAX] {
         hostile.number("attention.head_count", value, "llama.attention.head_count");
@@ -395,7 +395,7 @@ fn numbers_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn numbers_beyond_32_bits_and_values_of_another_type_are_refused() {
+fn numbers_beyond_32_bits_and_wrong_types_are_refused() {
     let mut hostile = Hostile::new();
     for key in ["context_length", "block_count", "attention.head_count", "embedding_length", "rope.dimension_count"] {
         let key = format!("llama.{key}");
@@ -415,7 +415,7 @@ fn numbers_beyond_32_bits_and_values_of_another_type_are_refused() {
 }
 
 #[test]
-fn required_keys_that_are_missing_are_named() {
+fn missing_required_keys_are_named() {
     let mut hostile = Hostile::new();
     for key in [
         "embedding_length",
@@ -431,7 +431,7 @@ fn required_keys_that_are_missing_are_named() {
 }
 
 #[test]
-fn floats_that_no_model_has_are_refused() {
+fn implausible_float_parameters_are_refused() {
     let mut hostile = Hostile::new();
     for value in [f32::NAN, 0.0, -0.0, -1.0, -10_000.0, f32::INFINITY, f32::NEG_INFINITY, 0.5, f32::MIN_POSITIVE] {
         hostile.float("rope.freq_base", value);
@@ -459,7 +459,7 @@ fn floats_that_no_model_has_are_refused() {
 }
 
 #[test]
-fn other_architectures_are_refused_by_name() {
+fn unsupported_architectures_are_refused_by_name() {
     let mut hostile = Hostile::new();
     for architecture in ["gptj", "mpt", "mixtral", "", "LLAMA", "llama ", "llama4", "clip"] {
         hostile.refused(architecture, &["general.architecture", &format!("`{architecture}`")], |tiny| {
@@ -478,7 +478,7 @@ fn other_architectures_are_refused_by_name() {
 }
 
 #[test]
-fn tensors_that_are_missing_or_have_another_shape_are_named() {
+fn missing_or_misshapen_tensors_are_named() {
     let mut hostile = Hostile::new();
     for weight in weights() {
         let name = weight.gguf.as_str();
@@ -509,7 +509,7 @@ fn tensors_that_are_missing_or_have_another_shape_are_named() {
 }
 
 #[test]
-fn tensors_that_no_llama_has_are_refused_rather_than_left_out() {
+fn unknown_tensors_are_refused_rather_than_ignored() {
     let mut hostile = Hostile::new();
     for name in [
         "blk.2.attn_norm.weight",
@@ -533,7 +533,7 @@ fn tensors_that_no_llama_has_are_refused_rather_than_left_out() {
 }
 
 #[test]
-fn types_that_cannot_be_read_are_refused_in_every_role() {
+fn unreadable_weight_types_are_refused_in_every_role() {
     let mut hostile = Hostile::new();
     // Number, name, and bytes of 32 elements.
     for (type_number, type_name, size) in
@@ -551,7 +551,7 @@ fn types_that_cannot_be_read_are_refused_in_every_role() {
 /// Every tensor role in every type that holds the weights exactly: equal weights give equal logits up to the order of
 /// sums.
 #[test]
-fn any_role_may_have_any_type_that_can_be_read() {
+fn every_readable_weight_type_works_in_every_role() {
     let device = common::cpu();
     let want = logits(&TinyGguf::new().model(&device));
     let mut worst = 0.0f32;
@@ -570,7 +570,7 @@ fn any_role_may_have_any_type_that_can_be_read() {
 }
 
 #[test]
-fn frequency_factors_are_checked_and_used() {
+fn rope_frequency_factors_are_checked_and_used() {
     let mut hostile = Hostile::new();
     let f32s = |values: &[f32]| encode(values, 0);
     for shape in [vec![1], vec![3], vec![5], vec![8], vec![1 << 15], vec![1, 4], vec![2, 2], vec![4, 1]] {
@@ -604,7 +604,7 @@ fn frequency_factors_are_checked_and_used() {
 }
 
 #[test]
-fn a_vocabulary_must_fit_the_embedding_and_may_be_missing() {
+fn vocabulary_must_fit_the_embedding_but_may_be_absent() {
     let mut hostile = Hostile::new();
     for n_tokens in [41, 42, 100, 1000] {
         hostile.refused(&format!("{n_tokens} tokens"), &["tokenizer.ggml.tokens", "40 rows"], |tiny| {
@@ -639,7 +639,7 @@ fn a_vocabulary_must_fit_the_embedding_and_may_be_missing() {
 }
 
 #[test]
-fn weights_that_are_not_numbers_end_generation_with_an_error() {
+fn non_finite_weights_end_generation_with_an_error() {
     let device = common::cpu();
     for weight in weights() {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -717,7 +717,7 @@ fn sharded() -> Folder {
 }
 
 #[test]
-fn the_same_weights_in_both_formats_give_the_same_logits() {
+fn gguf_and_safetensors_give_the_same_logits() {
     let device = common::cpu();
     let folder = published();
     let from_folder = load(&device, &folder.0).unwrap();
@@ -739,7 +739,7 @@ fn the_same_weights_in_both_formats_give_the_same_logits() {
 }
 
 #[test]
-fn shards_and_every_way_to_name_them_give_the_same_logits() {
+fn shards_named_by_any_path_give_the_same_logits() {
     let device = common::cpu();
     let (single, split) = (published(), sharded());
     let want = logits(&load(&device, &single.0).unwrap());
@@ -756,7 +756,7 @@ fn shards_and_every_way_to_name_them_give_the_same_logits() {
 }
 
 #[test]
-fn an_index_that_does_not_fit_its_shards_is_refused() {
+fn shard_index_that_does_not_fit_its_shards_is_refused() {
     let device = common::cpu();
     let first = weights()[0].published.clone();
     let with_first_in = |shard: &str| {
@@ -798,7 +798,7 @@ fn an_index_that_does_not_fit_its_shards_is_refused() {
 }
 
 #[test]
-fn configurations_that_are_not_supported_are_refused() {
+fn unsupported_configurations_are_refused() {
     let device = common::cpu();
     let folder = published();
     let path = folder.0.join("config.json");
@@ -882,7 +882,7 @@ fn configurations_that_are_not_supported_are_refused() {
 }
 
 #[test]
-fn folders_without_the_right_weights_are_refused() {
+fn folders_with_missing_or_wrong_weights_are_refused() {
     let device = common::cpu();
     let folder = published();
     let path = folder.0.join("model.safetensors");
@@ -907,7 +907,7 @@ fn folders_without_the_right_weights_are_refused() {
 }
 
 #[test]
-fn a_tied_head_is_the_embedding() {
+fn tied_head_uses_the_embedding() {
     let device = common::cpu();
     let folder = published();
     let untied = logits(&load(&device, &folder.0).unwrap());
@@ -925,7 +925,7 @@ fn a_tied_head_is_the_embedding() {
 }
 
 #[test]
-fn a_folder_without_a_tokenizer_works_on_ids() {
+fn folder_without_a_tokenizer_works_on_token_ids() {
     let device = common::cpu();
     let folder = published();
     let says = |name: &str| {
@@ -955,7 +955,7 @@ fn tokenizer_json() -> Value {
 
 /// Three files of a folder name end-of-turn tokens.
 #[test]
-fn a_folder_names_the_ends_of_answers_in_three_files() {
+fn eos_tokens_are_read_from_three_files_of_a_folder() {
     let folder = published();
     folder.write("tokenizer.json", tokenizer_json().to_string());
     folder.write("tokenizer_config.json", r#"{ "eos_token": "t2" }"#);
@@ -979,7 +979,7 @@ fn a_folder_names_the_ends_of_answers_in_three_files() {
 
 /// Editors write a byte order mark, and Python writes numbers that are invalid JSON.
 #[test]
-fn texts_of_a_folder_may_have_a_mark_and_numbers_of_python() {
+fn folder_json_may_have_a_bom_and_python_floats() {
     let device = common::cpu();
     let want = logits(&load(&device, &published().0).unwrap());
     let folder = sharded();
@@ -1013,7 +1013,7 @@ fn texts_of_a_folder_may_have_a_mark_and_numbers_of_python() {
 
 /// Special-token ids that mean "none", in each width found in files, or unused ones.
 #[test]
-fn ids_that_say_none_are_none() {
+fn special_token_ids_out_of_range_mean_none() {
     let device = common::cpu();
     let want = logits(&TinyGguf::new().model(&device));
     let none: [(u32, &[u8]); 4] = [(U32, &[255; 4]), (I32, &[255; 4]), (I64, &[255; 8]), (U64, &[255; 8])];
@@ -1047,7 +1047,7 @@ fn ids_that_say_none_are_none() {
 }
 
 #[test]
-fn keys_that_say_nothing_change_nothing() {
+fn config_keys_without_meaning_change_nothing() {
     let device = common::cpu();
     let folder = published();
     let mut config = config_json();
@@ -1066,7 +1066,7 @@ fn keys_that_say_nothing_change_nothing() {
 
 /// Both dialects of every published configuration.
 #[test]
-fn both_dialects_of_a_configuration_mean_the_same() {
+fn v4_and_v5_configs_of_every_model_load_equally() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let mut n_pairs = 0;
     for folder in fs::read_dir(data.join("tiny-random")).unwrap().map(|entry| entry.unwrap().path()) {
@@ -1090,7 +1090,7 @@ fn both_dialects_of_a_configuration_mean_the_same() {
 
 /// Both dialects of a published configuration, against values read from the file by hand.
 #[test]
-fn configurations_of_transformers_4_and_5_mean_the_same() {
+fn transformers_4_and_5_configs_load_as_published() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let llama3 =
         RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_seq_len: 64.0 };
@@ -1117,7 +1117,7 @@ fn configurations_of_transformers_4_and_5_mean_the_same() {
 }
 
 #[test]
-fn a_model_over_the_limit_says_which_context_would_fit() {
+fn model_over_the_limit_names_a_context_that_fits() {
     let device = common::cpu();
     let open = || ModelFile::from_gguf_bytes(TinyGguf::new().bytes()).unwrap();
     let try_with = |context_length: Option<u32>, memory_limit: u64| {
@@ -1147,7 +1147,7 @@ fn a_model_over_the_limit_says_which_context_would_fit() {
 
 /// An allowed context length far beyond the memory costs nothing until requested.
 #[test]
-fn a_long_context_is_not_allocated_because_a_file_claims_it() {
+fn claimed_context_length_is_not_allocated_by_default() {
     let device = common::cpu();
     let mut tiny = TinyGguf::new();
     tiny.set("llama.context_length", U32, (1_u32 << 28).to_le_bytes());
@@ -1166,7 +1166,7 @@ fn a_long_context_is_not_allocated_because_a_file_claims_it() {
 /// The default limit is the machine's memory.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_model_that_the_machine_cannot_hold_is_refused_before_loading() {
+fn model_beyond_machine_memory_is_refused_before_loading() {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
     let kib = |key: &str| -> u64 {
         let line = meminfo.lines().find(|line| line.starts_with(key)).unwrap();
@@ -1196,7 +1196,7 @@ fn a_model_that_the_machine_cannot_hold_is_refused_before_loading() {
 }
 
 #[test]
-fn a_vocabulary_needs_no_model_around_it() {
+fn vocabulary_only_gguf_is_enough_to_tokenize() {
     let mut alone = TinyGguf::new();
     alone.set("general.architecture", STRING, text("no-model"));
     (alone.file.tensors, alone.data) = (Vec::new(), Vec::new());
@@ -1220,7 +1220,7 @@ fn a_vocabulary_needs_no_model_around_it() {
 
 /// As from a server without a size: a text or array that would fill the memory before it is known to be invalid.
 #[test]
-fn a_header_that_never_ends_is_refused_by_its_offset() {
+fn endless_header_is_refused_with_its_offset() {
     let mut endless = TinyGguf::new();
     endless.set("general.name", STRING, (1_u64 << 40).to_le_bytes());
     let bytes = endless.bytes();
@@ -1235,7 +1235,7 @@ fn a_header_that_never_ends_is_refused_by_its_offset() {
 
 /// File information from headers alone, for any architecture.
 #[test]
-fn an_outline_tells_of_files_that_cannot_be_loaded() {
+fn outline_describes_files_that_cannot_be_loaded() {
     let outline = |file: &TinyGguf| {
         let bytes = file.bytes();
         let size = Some(bytes.len() as u64);

@@ -96,7 +96,7 @@ fn assert_logits(got: &[Vec<f32>; 3], want: &[f32], tolerance: f32, what: &str) 
 
 /// Each adapter on each form of its model: a Llama GGUF file orders the rows of queries differently.
 #[test]
-fn logits_are_those_of_peft() {
+fn lora_logits_match_peft() {
     let cases: [(&str, &str, &[&str]); 8] = [
         ("llama3-rope", "llama3-rope", &["", "model-f16.gguf"]),
         ("llama3-rope.gguf", "llama3-rope", &["", "model-f16.gguf"]),
@@ -131,7 +131,7 @@ fn logits_are_those_of_peft() {
 
 /// LoRA products are not in half precision, even if products of prompts are.
 #[test]
-fn half_precision_is_of_the_models_weights_alone() {
+fn lora_factors_stay_in_full_precision_on_the_f16_tier() {
     for device in shared::gpus([Tier::F16]) {
         let options = LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() };
         let model = Model::load(&device, tiny("qwen2"), options).unwrap();
@@ -189,7 +189,7 @@ fn peft_config(more: Value) -> Vec<u8> {
 
 /// Random adapters of all layer matrices, against a model with merged weights.
 #[test]
-fn logits_are_those_of_merged_weights() {
+fn lora_logits_match_merged_weights() {
     let names = [
         "llama3-rope",
         "llama-mha-bias",
@@ -269,7 +269,7 @@ fn logits_are_those_of_merged_weights() {
 /// Adapters on quantised weights, against the same weights expanded to F32 and merged. Types within a stack differ:
 /// rows of 112 columns are not whole blocks, so some matrices stay F16.
 #[test]
-fn quantised_weights_stay_as_they_are() {
+fn lora_on_quantised_weights_matches_merged_f32_weights() {
     let folder = Folder::new("quantised");
     for (block_type, name) in [(BlockType::Q8_0, "qwen3"), (BlockType::Q4_0, "qwen2"), (BlockType::Q5_1, "qwen3")] {
         let [packed, merged] = ["packed", "merged"].map(|kind| folder.0.join(format!("{block_type}-{kind}.gguf")));
@@ -371,7 +371,7 @@ fn tokens_of(stream: &mut Stream) -> Result<Vec<u32>, Error> {
 /// Requests of one session, each with another adapter or none, have the tokens and logits of separate sessions; from
 /// the second round on nothing is compiled and no buffer is created.
 #[test]
-fn adapters_take_turns() {
+fn session_switches_adapters_and_keeps_logits_equal() {
     for device in devices_of_its_own(&[Tier::Subgroups, Tier::Scalar]) {
         let model = load(&device, &tiny("llama3-rope"));
         let adapters = ["llama3-rope", "llama3-rope-rs"].map(|name| model.load_adapter(adapter(name), 1.0).unwrap());
@@ -425,7 +425,7 @@ fn adapters_take_turns() {
 /// Engine requests, each with its own adapter or none, have the tokens of sessions; cached prefixes are shared only
 /// with requests of the same adapter.
 #[test]
-fn requests_with_different_adapters_take_turns() {
+fn engine_requests_use_their_own_adapters() {
     for device in devices() {
         let model = load(&device, &tiny("llama3-rope"));
         let names = ["llama3-rope", "llama3-rope-rs"];
@@ -470,7 +470,7 @@ fn requests_with_different_adapters_take_turns() {
 /// After a device loss, requests continue with the adapters of the reloaded model; only a request whose adapter is
 /// missing ends with an error.
 #[test]
-fn after_a_lost_device_adapters_are_found_by_their_names() {
+fn adapters_are_found_by_name_after_device_loss() {
     let open = || block_on(Device::open(&DeviceChoice::Gpu, None));
     let Some(device) = common::gpu_from(open()) else { return };
     let names = ["llama3-rope", "llama3-rope-rs"];
@@ -521,7 +521,7 @@ fn after_a_lost_device_adapters_are_found_by_their_names() {
 /// attention's output; gates and ups; the feed-forward's output. Without an adapter nothing changes, whatever is
 /// resident.
 #[test]
-fn an_adapter_adds_a_dispatch_for_each_input() {
+fn adapter_adds_one_dispatch_per_adapted_input() {
     for device in devices_of_its_own(&[Tier::Subgroups, Tier::Baseline, Tier::Scalar]) {
         // Adapters of all inputs, and of two per layer.
         for (name, base, n_inputs) in [
@@ -565,7 +565,7 @@ fn an_adapter_adds_a_dispatch_for_each_input() {
 
 /// The scale multiplies the addend: 0 removes it, -1 negates it.
 #[test]
-fn a_scale_multiplies_what_is_added() {
+fn lora_scale_multiplies_the_added_product() {
     let model = load(&common::cpu(), &tiny("qwen2"));
     let ids: Vec<u32> = (30..44).collect();
     let logits = |scale: f32| {
@@ -584,7 +584,7 @@ fn a_scale_multiplies_what_is_added() {
 
 /// The plan counts the adapter in use, the limit all resident ones.
 #[test]
-fn memory_of_adapters_is_planned() {
+fn adapter_memory_is_planned_and_limited() {
     for device in devices_of_its_own(&[Tier::Subgroups]) {
         let path = tiny("llama3-rope");
         let model = load(&device, &path);
@@ -616,7 +616,7 @@ fn memory_of_adapters_is_planned() {
 
 /// Handles of another model, moved sessions, and session files.
 #[test]
-fn an_adapter_belongs_to_its_model() {
+fn adapter_of_another_model_is_refused() {
     let (device, path) = (common::cpu(), tiny("llama3-rope"));
     let [model, other] = [load(&device, &path), load(&device, &path)];
     let own = model.load_adapter(adapter("llama3-rope"), 1.0).unwrap();
@@ -832,7 +832,7 @@ fn hostile_adapters_are_refused_by_name() {
 
 /// The command line uses an adapter in `run` and `bench`.
 #[test]
-fn the_command_line_takes_an_adapter() {
+fn run_and_bench_accept_a_lora_adapter() {
     let run = |args: &[&str]| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tilewright"));
         let model = tiny("llama3-rope");

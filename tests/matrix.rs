@@ -97,7 +97,7 @@ struct Computed {
 }
 
 #[test]
-fn every_model_has_the_same_texts_alone_and_beside_others_in_every_way() {
+fn every_model_is_batch_invariant_with_every_feature() {
     let paths = decoders();
     let (n_models, mut n) = (paths.len(), Computed::default());
     for path in &paths {
@@ -111,7 +111,7 @@ fn every_model_has_the_same_texts_alone_and_beside_others_in_every_way() {
 
 /// The part that runs on an adapter.
 #[test]
-fn a_model_has_the_same_texts_alone_and_beside_others_on_an_adapter() {
+fn model_is_batch_invariant_on_a_gpu() {
     for device in common::shared::executors().into_iter().filter(Device::is_gpu) {
         for path in common::drawn(1, decoders()) {
             one_model(&device, &path, &mut Computed::default());

@@ -203,7 +203,7 @@ tiny_random_models! {
 /// A completion that outgrows the context with short angles: every token equals that of a pass over all before it,
 /// even if the session rolls back and continues.
 #[test]
-fn a_text_that_outgrows_its_angles_is_computed_anew() {
+fn longrope_switch_recomputes_the_whole_sequence() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let path = data.join("tiny-random/phi3-longrope");
     for device in executors() {
@@ -359,7 +359,7 @@ mod further_data {
         let tensors = Gguf::parse(&bytes, bytes.len() as u64).unwrap().tensors;
         let in_file: u64 = tensors.iter().map(|tensor| tensor.size_bytes).sum();
         for device in shared::gpus([Tier::Baseline]) {
-            // `what_is_allocated_was_planned` in tests/load checks the allocation.
+            // `allocated_bytes_match_the_memory_plan` in tests/load checks the allocation.
             let file = ModelFile::open(&path).unwrap();
             let plan = Model::plan_file(&device.target(), &file, &LoadOptions::default()).unwrap();
             let on_device = plan.weights_bytes;

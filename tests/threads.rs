@@ -72,7 +72,7 @@ fn workers_of_a_larger_pool_share_devices() {
 }
 
 #[test]
-fn a_caller_inside_a_callers_work_is_served() {
+fn nested_parallel_callers_do_not_deadlock() {
     or_hang(|| {
         let (expected, model) = (expected(), models(1).remove(0));
         let found: Vec<Vec<Vec<u32>>> = (0..4)

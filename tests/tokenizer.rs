@@ -206,7 +206,7 @@ fn assert_texts(name: &str, tokenizer: &Tokenizer, file: &Path) -> usize {
 }
 
 #[test]
-fn llama_cpp_texts_give_its_ids() {
+fn texts_of_llama_cpp_encode_to_its_ids() {
     let Some(data) = common::data(&["vocab"]) else { return };
     for (name, tokenizer, file) in vocabularies(&data) {
         // One file of each is in the repository, and the others lie beside it.
@@ -216,7 +216,7 @@ fn llama_cpp_texts_give_its_ids() {
 }
 
 #[test]
-fn cases_of_vocabularies_are_exact() {
+fn vocabulary_cases_encode_exactly() {
     let Some(data) = common::data(&["vocab"]) else { return };
     for (name, tokenizer, _) in vocabularies(&data) {
         let file = read_json(data.join(format!("vocab/{name}.cases.json")));
@@ -236,7 +236,7 @@ fn check_tokenizer_json(name: &str, algorithm: &str) {
 }
 
 #[test]
-fn cases_of_minilms_tokenizer_json_are_exact() {
+fn minilm_tokenizer_json_cases_encode_exactly() {
     check_tokenizer_json("minilm-l6-v2", "WordPiece");
 }
 
@@ -245,7 +245,7 @@ mod further_data {
     use super::*;
 
     #[test]
-    fn cases_of_models_are_exact() {
+    fn model_tokenizer_cases_encode_exactly() {
         let Some(data) = common::data(&["stories260k", "stories260k-wide", "tinystories656k"]) else { return };
         let stories = data.join("stories260k");
         let tiny = data.join("tinystories656k");
@@ -258,14 +258,14 @@ mod further_data {
     }
 
     #[test]
-    fn cases_of_published_tokenizer_json_are_exact() {
+    fn published_tokenizer_json_cases_encode_exactly() {
         for name in ["stories260k", "tinystories656k"] {
             check_tokenizer_json(name, "BPE");
         }
     }
 
     #[test]
-    fn prompts_of_models_are_exact() {
+    fn model_prompts_encode_exactly() {
         let Some(data) = common::data(&["stories260k", "stories260k-wide", "tinystories656k"]) else { return };
         let models = [
             ("stories260k", "stories260k-f16.gguf"),
@@ -289,7 +289,7 @@ mod further_data {
 }
 
 #[test]
-fn special_tokens_are_known() {
+fn special_tokens_are_known_by_role_and_name() {
     let Some(data) = common::data(&["vocab"]) else { return };
     let qwen = Tokenizer::from_vocab(qwen2_vocab(&data)).unwrap();
     assert_eq!((qwen.vocab_size(), qwen.bos_id()), (151_646, None));
@@ -303,7 +303,7 @@ fn special_tokens_are_known() {
 }
 
 #[test]
-fn names_of_special_tokens_are_text_unless_asked_for() {
+fn special_token_names_are_text_unless_parsed() {
     let Some(data) = common::data(&["vocab"]) else { return };
     let prompt = "<|im_start|>user\nhi<|im_end|>";
     let qwen = Tokenizer::from_vocab(qwen2_vocab(&data)).unwrap();
@@ -316,7 +316,7 @@ fn names_of_special_tokens_are_text_unless_asked_for() {
 }
 
 #[test]
-fn text_after_a_special_token_begins_anew_with_its_space() {
+fn text_after_a_special_token_gets_the_space_prefix() {
     let stories = stories();
     assert_eq!((stories.vocab_size(), stories.bos_id(), stories.eos_ids()), (1024, Some(1), &[2][..]));
     assert!(!stories.encode("<s>a</s>", true).unwrap()[1..].contains(&1));
@@ -357,7 +357,7 @@ fn user_defined_tokens_are_found_first_and_longest() {
 }
 
 #[test]
-fn scores_decide_what_merges_and_equals_merge_from_the_left() {
+fn merges_follow_scores_and_ties_go_left() {
     let tokens = ["<unk>", "a", "b", "c", "ab", "bc", "aa"].map(String::from).to_vec();
     let vocab = |ab: f32, bc: f32| Vocab {
         model: "llama".into(),
@@ -427,7 +427,7 @@ fn streamed_pieces_join_to_the_decoded_text() {
 }
 
 #[test]
-fn a_finished_decoder_begins_anew() {
+fn finished_decoder_can_be_reused() {
     let stories = stories();
     let ids = stories.encode("Once upon", false).unwrap();
     let mut decoder = stories.decoder();
@@ -482,7 +482,7 @@ fn long_runs_take_linear_time() {
 }
 
 #[test]
-fn cache_counts_and_forgets_the_oldest() {
+fn encoding_cache_counts_hits_and_evicts_the_oldest() {
     let tokenizer = Arc::new(stories());
     let cache = EncodingCache::new(Arc::clone(&tokenizer), NonZeroUsize::new(2).unwrap());
     let plain = EncodeOptions::default();
@@ -596,7 +596,7 @@ fn qwen2_equals_the_tokenizers_crate_on_random_text() {
 }
 
 #[test]
-fn tokenizer_json_adds_what_its_template_says() {
+fn tokenizer_json_template_adds_special_tokens() {
     let Some(data) = common::data(&["vocab"]) else { return };
     let vocab = gguf_vocab(data.join("vocab/ggml-vocab-gpt-2.gguf"));
     let special = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });
@@ -842,7 +842,7 @@ fn bpe_over_characters_equals_the_tokenizers_crate() {
 
 /// Features that we do not implement exactly use the crate, or are refused by name without it.
 #[test]
-fn unknown_parts_of_bpe_over_characters_are_not_approximated() {
+fn unsupported_bpe_parts_are_left_to_the_crate_or_refused() {
     let base = stories_json();
     let metaspace = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true });
     let mut few_bytes = base["model"]["vocab"].clone();
@@ -970,7 +970,7 @@ fn foreign_pipelines_keep_special_names_as_text() {
 }
 
 #[test]
-fn unigram_gives_the_ids_of_sentencepiece() {
+fn unigram_matches_the_ids_of_sentencepiece() {
     let file = read_json(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/unigram/cases.json"));
     let tokenizer = Tokenizer::from_vocab(unigram_vocab()).unwrap();
     assert_eq!(tokenizer.algorithm(), "Unigram");
@@ -1077,7 +1077,7 @@ fn unigram_of_a_tokenizer_json_keeps_special_names_as_text() {
 }
 
 #[test]
-fn unigram_takes_the_way_with_the_highest_sum() {
+fn unigram_takes_the_highest_scoring_segmentation() {
     let tokens: Vec<String> = ["<unk>", "a", "b", "ab", "ba", "aba"].map(String::from).to_vec();
     let scores = vec![0.0, -1.0, -2.0, -2.5, -1.5, -3.25];
     let kinds = [2, 1, 1, 1, 1, 1].map(|kind| TokenType::try_from(kind).unwrap()).to_vec();
@@ -1178,7 +1178,7 @@ fn broken_vocabularies_are_refused_by_field() {
 }
 
 #[test]
-fn missing_byte_tokens_and_no_unknown_token_is_an_error_when_it_matters() {
+fn unencodable_text_without_unknown_token_is_an_error() {
     let vocab = Vocab {
         model: "llama".into(),
         tokens: vec!["a".into(), "▁".into()],
@@ -1299,7 +1299,7 @@ fn pipelines_that_cannot_run_safely_are_refused() {
 
 /// Tokens with common prefixes make naive search quadratic.
 #[test]
-fn user_defined_tokens_that_begin_alike_are_found_in_linear_time() {
+fn user_defined_tokens_with_a_common_prefix_take_linear_time() {
     let mut tokens: Vec<String> = ["<unk>", "a", "▁"].map(String::from).to_vec();
     tokens.extend((1..200).map(|n| "a".repeat(50 * n) + "b"));
     let mut token_types = vec![TokenType::UserDefined; tokens.len()];

@@ -294,7 +294,7 @@ struct Tally {
 }
 
 #[test]
-fn calls_of_all_formats_can_be_read_and_are_valid() {
+fn constrained_calls_of_all_formats_parse_and_validate() {
     let sets = sets::sets();
     let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
     for (at, vocabulary) in vocabularies().iter().enumerate() {
@@ -372,7 +372,7 @@ fn small(kind: Option<TokenType>) -> Vocabulary {
 
 /// A model untrained on tools, without marks.
 #[test]
-fn a_model_that_knows_no_tools_calls_them() {
+fn model_without_tool_training_makes_valid_calls() {
     let model = Model::builtin(&common::cpu()).unwrap();
     let tokenizer = model.tokenizer().unwrap();
     let sets = sets::sets();
@@ -412,7 +412,7 @@ fn a_model_that_knows_no_tools_calls_them() {
 }
 
 #[test]
-fn a_choice_is_kept() {
+fn tool_choice_is_enforced_in_every_format() {
     let sets = sets::sets();
     let tools = &sets[4];
     for kind in [Some(TokenType::Control), None] {
@@ -495,7 +495,7 @@ impl Step {
 }
 
 #[test]
-fn tools_that_cannot_be_used_are_refused_with_their_names() {
+fn unusable_tools_are_refused_by_name() {
     let vocabulary = small(Some(TokenType::Control));
     let named = |name: &str| json!({"type": "function", "function": {"name": name}});
     let with = |parameters: Value| vec![named("first"), json!({"name": "bad", "parameters": parameters})];
@@ -580,7 +580,7 @@ fn tools_that_cannot_be_used_are_refused_with_their_names() {
 
 /// Long lists of tools, such as those of several servers.
 #[test]
-fn long_lists_are_read() {
+fn list_of_100_tools_is_accepted() {
     let vocabulary = small(Some(TokenType::Control));
     let base = sets::sets().pop().unwrap();
     let tools: Vec<Value> = (0..100)
@@ -604,7 +604,7 @@ fn long_lists_are_read() {
 /// A template omits old reasoning: positions before the first omission stay cached, and only later ones are
 /// recomputed. Recurrent layers restart, since their state covers the latest positions only.
 #[test]
-fn a_history_without_old_thoughts_computes_what_changed() {
+fn history_without_old_thinking_recomputes_only_the_change() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     for (name, has_state) in [("llama3-rope", false), ("gemma3", false), ("qwen35", true)] {
         let folder = data.join("tiny-random").join(name);

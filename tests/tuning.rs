@@ -64,7 +64,7 @@ fn passed(device: &Device) -> Vec<String> {
 }
 
 #[test]
-fn what_is_found_is_kept() {
+fn self_test_results_are_saved_and_reused() {
     let folder = folder("kept");
     let Some(first) = open(&folder) else { return };
     assert_eq!((first.counters(), first.n_passed()), (Default::default(), 0), "opening tests nothing");
@@ -89,7 +89,7 @@ fn what_is_found_is_kept() {
 }
 
 #[test]
-fn what_one_handle_finds_does_not_undo_what_another_kept() {
+fn device_handles_do_not_overwrite_each_others_results() {
     let folder = folder("shared");
     let Some(early) = open(&folder) else { return };
     let late = open(&folder).unwrap();
@@ -101,7 +101,7 @@ fn what_one_handle_finds_does_not_undo_what_another_kept() {
 }
 
 #[test]
-fn a_choice_is_followed_where_it_can_be() {
+fn tuned_choice_is_used_where_available() {
     let Some(device) = common::gpu(Some(Tier::Baseline)) else { return };
     let label = |device: &Device| {
         let w = Matrix::declare(&device.target(), "w", WeightType::Q8_0, 100, 128).unwrap();
@@ -128,7 +128,7 @@ fn a_choice_is_followed_where_it_can_be() {
 }
 
 #[test]
-fn a_file_that_is_of_no_use_is_ignored_with_a_notice() {
+fn invalid_tuning_file_is_ignored_with_a_notice() {
     let folder = folder("useless");
     let Some(device) = open(&folder) else { return };
     Model::builtin(&device).unwrap();
@@ -183,7 +183,7 @@ fn a_file_that_is_of_no_use_is_ignored_with_a_notice() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_a_notice() {
+fn unwritable_tuning_folder_gives_a_notice() {
     let blocker = folder("blocked").join("file");
     std::fs::write(&blocker, "").unwrap();
     let Some(device) = open(&blocker.join("folder")) else { return };
@@ -199,7 +199,7 @@ fn a_folder_that_cannot_be_written_is_a_notice() {
 }
 
 #[test]
-fn a_variant_that_computes_wrongly_is_banned_and_replaced() {
+fn miscompiled_variant_is_banned_and_replaced() {
     let Some(device) = common::gpu(None) else { return };
     let tier = device.tier();
     let want = tokens(&device, 24);
@@ -237,7 +237,7 @@ fn a_variant_that_computes_wrongly_is_banned_and_replaced() {
 }
 
 #[test]
-fn a_pipeline_of_a_model_that_computes_wrongly_is_replaced_before_its_first_token() {
+fn miscompiled_pipeline_is_replaced_before_the_first_token() {
     let folder_of_all = folder("pipelines");
     let open = |folder: &Path, broken: &str| {
         let opened = Device::open_broken(&DeviceChoice::Gpu, Some(Tier::Subgroups), folder, broken);
@@ -259,7 +259,7 @@ fn a_pipeline_of_a_model_that_computes_wrongly_is_replaced_before_its_first_toke
 }
 
 #[test]
-fn a_baseline_variant_that_computes_wrongly_is_an_error() {
+fn miscompiled_baseline_variant_is_an_error() {
     if common::gpu(None).is_none() {
         return;
     }
@@ -270,7 +270,7 @@ fn a_baseline_variant_that_computes_wrongly_is_an_error() {
 }
 
 #[test]
-fn devices_without_a_folder_share_what_was_found() {
+fn devices_without_a_folder_share_self_test_results() {
     let Some(first) = common::gpu(None) else { return };
     Model::builtin(&first).unwrap();
     let second = common::gpu(None).unwrap();
@@ -281,7 +281,7 @@ fn devices_without_a_folder_share_what_was_found() {
 }
 
 #[test]
-fn tuning_is_fast_kept_and_changes_no_token() {
+fn tuning_is_fast_and_saved_and_does_not_change_tokens() {
     let folder = folder("tuned");
     let Some(device) = open(&folder) else { return };
     let want = tokens(&device, 64);
@@ -329,7 +329,7 @@ fn tuning_is_fast_kept_and_changes_no_token() {
 }
 
 #[test]
-fn the_cpu_has_nothing_to_tune() {
+fn tuning_the_cpu_is_refused() {
     let model = ModelFile::builtin().unwrap();
     assert!(matches!(block_on(tune(&Device::cpu(), &model)), Err(Error::Option { option: "device", .. })));
     assert_eq!(*Device::cpu().tuning(), Tuning::default());

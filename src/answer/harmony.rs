@@ -11,7 +11,7 @@ const CHANNELS: [&str; 3] = ["analysis", "commentary", "final"];
 
 /// A header so far, including its marks.
 #[derive(Debug, Clone, Default)]
-pub struct Header {
+pub struct HarmonyHeader {
     pub text: String,
     /// Bytes of it at the prompt's end, which are not part of the answer.
     pub n_given: usize,
@@ -19,13 +19,13 @@ pub struct Header {
 
 /// The kind of message after a header.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Channel {
+pub enum HarmonyChannel {
     Thought,
     Answer,
     Call(String),
 }
 
-impl Header {
+impl HarmonyHeader {
     /// The part that the model wrote.
     pub fn own(&self) -> &str {
         self.text.get(self.n_given..).unwrap_or_default()
@@ -46,20 +46,20 @@ impl Header {
     }
 
     /// The kind of message.
-    pub fn channel(&self) -> Channel {
+    pub fn channel(&self) -> HarmonyChannel {
         let recipient = self.text.split_once("to=").map(|(_, rest)| {
             let rest = rest.trim_start();
             rest.split(|c: char| c.is_whitespace() || c == '<').next().unwrap_or_default()
         });
         if let Some(tool) = recipient.filter(|name| !["", "assistant", "user", "all"].contains(name)) {
-            return Channel::Call(tool.strip_prefix("functions.").unwrap_or(tool).into());
+            return HarmonyChannel::Call(tool.strip_prefix("functions.").unwrap_or(tool).into());
         }
         let named = self.text.split_once("<|channel|>").map_or(self.text.as_str(), |(_, named)| named).trim_start();
         let named = named.strip_prefix("assistant").unwrap_or(named).trim_start();
         match named.starts_with("analysis") {
-            true => Channel::Thought,
+            true => HarmonyChannel::Thought,
             // Commentary without a recipient is a preamble for the user.
-            false => Channel::Answer,
+            false => HarmonyChannel::Answer,
         }
     }
 }

@@ -34,11 +34,11 @@ pub fn parse(format: Format, raw: &str, types: Option<&Types>) -> Result<Vec<Too
     match format {
         Format::Hermes | Format::Xml if raw.starts_with('<') => xml(raw, types).map(|call| vec![call]),
         Format::Lfm2 if !raw.trim_start_matches('[').trim_start().starts_with('{') => {
-            let mut reader = Reader::new(raw, Notation::Python);
+            let mut reader = ValueParser::new(raw, ValueNotation::Python);
             reader.calls()
         }
         Format::Llama3 if !raw.starts_with('{') => {
-            let mut reader = Reader::new(raw, Notation::Python);
+            let mut reader = ValueParser::new(raw, ValueNotation::Python);
             let mut call = reader.call()?;
             call.name.truncate(call.name.strip_suffix(".call").map_or(call.name.len(), str::len));
             Ok(vec![call])
@@ -47,7 +47,7 @@ pub fn parse(format: Format, raw: &str, types: Option<&Types>) -> Result<Vec<Too
             let (head, arguments) = raw.split_at(raw.find('{').unwrap_or(raw.len()));
             let name = head.strip_prefix("call:").filter(|name| !name.is_empty());
             let name = name.ok_or_else(|| wrong("`call:` and a name", head))?;
-            match Reader::new(arguments, Notation::Gemma).value()? {
+            match ValueParser::new(arguments, ValueNotation::Gemma).value()? {
                 Json::Object(arguments) => Ok(vec![ToolCall { name: name.into(), arguments, id: None }]),
                 other => Err(wrong("arguments in braces", &other.to_string())),
             }
@@ -157,7 +157,7 @@ fn wrong(expected: &str, found: &str) -> Wrong {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Notation {
+enum ValueNotation {
     /// Keys bare or in Gemma's quotes; strings in those or, as models also write, in plain ones.
     Gemma,
     /// Calls `f(a=1)` and literals. <https://docs.python.org/3/reference/lexical_analysis.html#literals>
@@ -165,14 +165,14 @@ enum Notation {
 }
 
 /// Parses values from left to right. The scanner limited their depth.
-struct Reader<'t> {
+struct ValueParser<'t> {
     rest: &'t str,
-    notation: Notation,
+    notation: ValueNotation,
 }
 
-impl<'t> Reader<'t> {
-    fn new(text: &'t str, notation: Notation) -> Self {
-        Reader { rest: text, notation }
+impl<'t> ValueParser<'t> {
+    fn new(text: &'t str, notation: ValueNotation) -> Self {
+        ValueParser { rest: text, notation }
     }
 
     /// Skips white space, then `token` if it is next.
@@ -277,7 +277,7 @@ impl<'t> Reader<'t> {
         while !self.skip("}") {
             let key = match self.string()? {
                 Some(key) => key,
-                None if self.notation == Notation::Gemma => self.word(&[':', ',', '}']).to_owned(),
+                None if self.notation == ValueNotation::Gemma => self.word(&[':', ',', '}']).to_owned(),
                 None => return Err(wrong("a key in quotes", self.rest)),
             };
             self.expect(":")?;
@@ -292,7 +292,7 @@ impl<'t> Reader<'t> {
 
     /// A string, if one starts here.
     fn string(&mut self) -> Result<Option<String>, Wrong> {
-        if self.notation == Notation::Gemma {
+        if self.notation == ValueNotation::Gemma {
             if self.skip(GEMMA_QUOTE) {
                 let (text, rest) = self.rest.split_once(GEMMA_QUOTE).ok_or_else(|| wrong(GEMMA_QUOTE, self.rest))?;
                 self.rest = rest;

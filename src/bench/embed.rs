@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn roofline_of_a_known_encoder() {
+    fn roofline_of_minilm_matches_hand_count() {
         // 384 x 1152 for queries, keys and values, 384 x 384 after attention, twice 384 x 1536.
         let matrices = 6 * 1_769_472;
         // Biases of the products, two norms per layer, and the embeddings' norm.
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn roofline_of_windows_and_groups() {
+    fn roofline_counts_sliding_windows_and_grouped_heads() {
         let block = |l: usize| {
             let mut block = minilm().blocks[0].clone();
             block.attention.n_kv_heads = 4;
@@ -610,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_predicted_by_the_two_smallest() {
+    fn batch_time_is_predicted_from_the_two_smallest() {
         // 0.05 s per batch and 0.01 s per token.
         let mut rows = [row(8, 0.85, 1.0, 0), row(32, 4.0, 4.0, 0), row(1, 0.15, 0.2, 0)];
         predict(&mut rows);
@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_texts_differ_and_have_all_lengths() {
+    fn generated_texts_are_distinct_and_cover_all_lengths() {
         let texts = made_up_texts(1000);
         assert_eq!(made_up_texts(10), texts[..10]);
         let distinct: std::collections::HashSet<&String> = texts.iter().collect();
@@ -640,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_spread_over_all_texts() {
+    fn measured_batches_are_spread_evenly_over_texts() {
         assert_eq!(spread(10, 4), [0, 2, 5, 7]);
         assert_eq!(spread(3, 50), [0, 1, 2]);
         let refused = |n_texts, repetitions| match (EmbedCase { n_texts, repetitions }).check(10) {

@@ -63,7 +63,7 @@ impl KernelRow {
 
 /// What to measure, and the amount of work per run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan<'a> {
+pub(super) struct BenchPlan<'a> {
     pub shapes: &'a Shapes,
     /// Weight types to measure; ratios are relative to the first.
     pub weights: &'static [WeightType],
@@ -74,7 +74,7 @@ pub(super) struct Plan<'a> {
     pub effort: Effort,
 }
 
-impl Plan<'_> {
+impl BenchPlan<'_> {
     /// Number of rows from [`measure_each`].
     pub fn n_rows(&self) -> usize {
         // The kernels without a matrix, of decoding and of prompts, and the products with one.
@@ -90,8 +90,10 @@ impl Plan<'_> {
 pub async fn measure(device: &Device, shapes: &Shapes, probes: &Probes, quick: bool) -> Result<Vec<KernelRow>, Error> {
     let plan = match quick {
         // Ten times the caches of large GPUs.
-        false => Plan { shapes, weights: &WEIGHTS, cold_bytes: 1 << 29, long_flop: 1 << 32, effort: Effort::USUAL },
-        true => Plan {
+        false => {
+            BenchPlan { shapes, weights: &WEIGHTS, cold_bytes: 1 << 29, long_flop: 1 << 32, effort: Effort::USUAL }
+        }
+        true => BenchPlan {
             shapes,
             weights: &[WeightType::Q4_0],
             cold_bytes: 1 << 25,
@@ -107,13 +109,13 @@ pub async fn measure(device: &Device, shapes: &Shapes, probes: &Probes, quick: b
 /// As [`measure`], passing each row to a callback when finished.
 pub(super) async fn measure_each(
     device: &Device,
-    plan: &Plan<'_>,
+    plan: &BenchPlan<'_>,
     probes: &Probes,
     on_row: &mut dyn FnMut(KernelRow),
 ) -> Result<(), Error> {
     plan.shapes.check()?;
     for n_tokens in [1, plan.shapes.n_prompt] {
-        Pass::new(device, plan, n_tokens)?.measure(probes, on_row).await?;
+        PassOperands::new(device, plan, n_tokens)?.measure(probes, on_row).await?;
     }
     Ok(())
 }
@@ -165,21 +167,21 @@ impl Shapes {
 
 /// Minimum work of a kernel.
 #[derive(Clone, Copy)]
-struct Work {
+struct KernelWork {
     bytes: u64,
     flop: u64,
 }
 
-impl Work {
+impl KernelWork {
     /// Moved words; arithmetic is negligible.
-    fn words(n: u32) -> Work {
-        Work { bytes: 4 * u64::from(n), flop: 0 }
+    fn words(n: u32) -> KernelWork {
+        KernelWork { bytes: 4 * u64::from(n), flop: 0 }
     }
 }
 
 /// An operation of a pass.
 #[derive(Clone, Copy, PartialEq)]
-enum Operation {
+enum PassOperation {
     Embed,
     Norm,
     Qkv,
@@ -198,52 +200,52 @@ enum Operation {
     NextToken,
 }
 
-impl Operation {
+impl PassOperation {
     /// Operations for one token, in the order of the forward pass. The last one updates the state.
-    const OF_DECODING: [Operation; 11] = [
-        Operation::Embed,
-        Operation::Norm,
-        Operation::Qkv,
-        Operation::Attention,
-        Operation::AttnOutput,
-        Operation::GateUp,
-        Operation::FfnDown,
-        Operation::Head,
-        Operation::Choice,
-        Operation::Draw,
-        Operation::NextToken,
+    const OF_DECODING: [PassOperation; 11] = [
+        PassOperation::Embed,
+        PassOperation::Norm,
+        PassOperation::Qkv,
+        PassOperation::Attention,
+        PassOperation::AttnOutput,
+        PassOperation::GateUp,
+        PassOperation::FfnDown,
+        PassOperation::Head,
+        PassOperation::Choice,
+        PassOperation::Draw,
+        PassOperation::NextToken,
     ];
 
     /// Operations for several tokens.
-    const OF_PROMPTS: [Operation; 10] = [
-        Operation::Embed,
-        Operation::Norm,
-        Operation::Qkv,
-        Operation::Rotation,
-        Operation::Attention,
-        Operation::AttnOutput,
-        Operation::GateUp,
-        Operation::Gate,
-        Operation::FfnDown,
-        Operation::LastRow,
+    const OF_PROMPTS: [PassOperation; 10] = [
+        PassOperation::Embed,
+        PassOperation::Norm,
+        PassOperation::Qkv,
+        PassOperation::Rotation,
+        PassOperation::Attention,
+        PassOperation::AttnOutput,
+        PassOperation::GateUp,
+        PassOperation::Gate,
+        PassOperation::FfnDown,
+        PassOperation::LastRow,
     ];
 
     fn name(self) -> &'static str {
         match self {
-            Operation::Embed => "embed",
-            Operation::Norm => "norm",
-            Operation::Qkv => "qkv",
-            Operation::Rotation => "rotation, cache",
-            Operation::Attention => "attention",
-            Operation::AttnOutput => "attn_output",
-            Operation::GateUp => "gate_up",
-            Operation::Gate => "gate",
-            Operation::FfnDown => "ffn_down",
-            Operation::LastRow => "last row",
-            Operation::Head => "head",
-            Operation::Choice => "greedy choice",
-            Operation::Draw => "draw",
-            Operation::NextToken => "next token",
+            PassOperation::Embed => "embed",
+            PassOperation::Norm => "norm",
+            PassOperation::Qkv => "qkv",
+            PassOperation::Rotation => "rotation, cache",
+            PassOperation::Attention => "attention",
+            PassOperation::AttnOutput => "attn_output",
+            PassOperation::GateUp => "gate_up",
+            PassOperation::Gate => "gate",
+            PassOperation::FfnDown => "ffn_down",
+            PassOperation::LastRow => "last row",
+            PassOperation::Head => "head",
+            PassOperation::Choice => "greedy choice",
+            PassOperation::Draw => "draw",
+            PassOperation::NextToken => "next token",
         }
     }
 
@@ -252,20 +254,20 @@ impl Operation {
     fn matrix(self, shapes: &Shapes) -> Option<[u32; 2]> {
         let (dim, ffn_dim) = (shapes.dim, shapes.ffn_dim());
         match self {
-            Operation::Qkv => Some([shapes.qkv_dim(), dim]),
-            Operation::AttnOutput => Some([dim, dim]),
-            Operation::GateUp => Some([2 * ffn_dim, dim]),
-            Operation::FfnDown => Some([dim, ffn_dim]),
-            Operation::Head => Some([shapes.vocab_size(), dim]),
+            PassOperation::Qkv => Some([shapes.qkv_dim(), dim]),
+            PassOperation::AttnOutput => Some([dim, dim]),
+            PassOperation::GateUp => Some([2 * ffn_dim, dim]),
+            PassOperation::FfnDown => Some([dim, ffn_dim]),
+            PassOperation::Head => Some([shapes.vocab_size(), dim]),
             _ => None,
         }
     }
 }
 
 /// Shared operands of the kernels in a pass over `n_tokens` tokens.
-struct Pass<'a> {
+struct PassOperands<'a> {
     device: &'a Device,
-    plan: &'a Plan<'a>,
+    plan: &'a BenchPlan<'a>,
     shapes: &'a Shapes,
     n_tokens: u32,
     state: StepState,
@@ -280,9 +282,9 @@ struct Pass<'a> {
     sampling: Tensor,
 }
 
-impl Pass<'_> {
+impl PassOperands<'_> {
     #[inline(never)]
-    fn new<'a>(device: &'a Device, plan: &'a Plan<'a>, n_tokens: u32) -> Result<Pass<'a>, Error> {
+    fn new<'a>(device: &'a Device, plan: &'a BenchPlan<'a>, n_tokens: u32) -> Result<PassOperands<'a>, Error> {
         let shapes = plan.shapes;
         let (vocab_size, capacity) = (shapes.vocab_size(), shapes.n_cached + n_tokens);
         let state = StepState::declare()?;
@@ -302,7 +304,7 @@ impl Pass<'_> {
             n_biases: 0,
         };
         let angles = rope_table(&rotation(), capacity);
-        Ok(Pass {
+        Ok(PassOperands {
             device,
             plan,
             shapes,
@@ -318,8 +320,8 @@ impl Pass<'_> {
 
     /// Times each kernel, products for each weight type.
     async fn measure(&self, probes: &Probes, on_row: &mut dyn FnMut(KernelRow)) -> Result<(), Error> {
-        let operations: &[Operation] =
-            if self.n_tokens == 1 { &Operation::OF_DECODING } else { &Operation::OF_PROMPTS };
+        let operations: &[PassOperation] =
+            if self.n_tokens == 1 { &PassOperation::OF_DECODING } else { &PassOperation::OF_PROMPTS };
         let mut f16_seconds = 0.0;
         for &operation in operations {
             let has_matrix = operation.matrix(self.shapes).is_some();
@@ -338,11 +340,11 @@ impl Pass<'_> {
 
     /// Times a kernel. It is recorded several times with separate operands, so that one submission outweighs its own
     /// cost, and caches do not hold what a model's other layers would have evicted.
-    async fn run(&self, operation: Operation, weight: WeightType, probes: &Probes) -> Result<KernelRow, Error> {
+    async fn run(&self, operation: PassOperation, weight: WeightType, probes: &Probes) -> Result<KernelRow, Error> {
         const MAX_COPIES: u64 = 64;
 
         let work = self.work(operation, weight)?;
-        let Plan { cold_bytes, long_flop, effort, .. } = *self.plan;
+        let BenchPlan { cold_bytes, long_flop, effort, .. } = *self.plan;
         let n_copies = (cold_bytes / work.bytes).min(long_flop / work.flop.max(1)).clamp(1, MAX_COPIES);
         let mut rec = self.device.recorder();
         for _ in 0..n_copies {
@@ -369,88 +371,94 @@ impl Pass<'_> {
     }
 
     #[inline(never)]
-    fn work(&self, operation: Operation, weight: WeightType) -> Result<Work, Error> {
+    fn work(&self, operation: PassOperation, weight: WeightType) -> Result<KernelWork, Error> {
         let (t, dim, qkv_dim) = (self.n_tokens, self.shapes.dim, self.shapes.qkv_dim());
         let vocab_size = self.shapes.vocab_size();
         if let Some([n, k]) = operation.matrix(self.shapes) {
             let matrix = Matrix::declare(&self.device.target(), "w", weight, n, k)?;
             let weights_bytes: u64 = matrix.tensors().map(Tensor::size_bytes).sum();
-            return Ok(Work {
+            return Ok(KernelWork {
                 bytes: weights_bytes + 4 * u64::from(t * (k + n)),
                 flop: 2 * u64::from(t) * u64::from(k) * u64::from(n),
             });
         }
         Ok(match operation {
             // A row of halves and one of floats per token.
-            Operation::Embed => Work::words(t * dim / 2 * 3),
-            Operation::Norm => Work::words(2 * t * dim + dim),
-            Operation::Rotation => Work::words(2 * t * qkv_dim + t * HEAD_DIM),
-            Operation::Attention => {
+            PassOperation::Embed => KernelWork::words(t * dim / 2 * 3),
+            PassOperation::Norm => KernelWork::words(2 * t * dim + dim),
+            PassOperation::Rotation => KernelWork::words(2 * t * qkv_dim + t * HEAD_DIM),
+            PassOperation::Attention => {
                 let capacity = self.shapes.n_cached + t;
                 let seen: u64 = (capacity - t + 1..=capacity).map(u64::from).sum();
                 let rows = if t == 1 { qkv_dim + dim } else { 2 * t * dim };
-                Work { flop: 4 * u64::from(dim) * seen, ..Work::words(rows + self.cache_words()) }
+                KernelWork { flop: 4 * u64::from(dim) * seen, ..KernelWork::words(rows + self.cache_words()) }
             }
-            Operation::Gate => Work::words(3 * t * self.shapes.ffn_dim()),
-            Operation::LastRow => Work::words(2 * dim),
-            Operation::Choice | Operation::Draw => Work::words(vocab_size),
-            _ => Work::words(8),
+            PassOperation::Gate => KernelWork::words(3 * t * self.shapes.ffn_dim()),
+            PassOperation::LastRow => KernelWork::words(2 * dim),
+            PassOperation::Choice | PassOperation::Draw => KernelWork::words(vocab_size),
+            _ => KernelWork::words(8),
         })
     }
 
     /// Shapes of a kernel's input and output, without its matrix and the cache; one element for a missing operand.
     #[inline(never)]
-    fn shapes(&self, operation: Operation) -> [[u32; 2]; 2] {
+    fn shapes(&self, operation: PassOperation) -> [[u32; 2]; 2] {
         let (t, dim, vocab_size) = (self.n_tokens, self.shapes.dim, self.shapes.vocab_size());
         let (qkv_dim, ffn_dim) = (self.shapes.qkv_dim(), self.shapes.ffn_dim());
         match operation {
-            Operation::Embed => [[1, 1], [t, dim]],
-            Operation::Norm | Operation::AttnOutput => [[t, dim]; 2],
-            Operation::Qkv => [[t, dim], [t, qkv_dim]],
-            Operation::Rotation => [[t, qkv_dim], [t, dim]],
-            Operation::Attention => [[t, if t == 1 { qkv_dim } else { dim }], [t, dim]],
-            Operation::GateUp => [[t, dim], [t, if t == 1 { ffn_dim } else { 2 * ffn_dim }]],
-            Operation::Gate => [[t, 2 * ffn_dim], [t, ffn_dim]],
-            Operation::FfnDown => [[t, ffn_dim], [t, dim]],
-            Operation::LastRow => [[t, dim], [1, dim]],
-            Operation::Head => [[1, dim], [1, vocab_size]],
-            Operation::Choice | Operation::Draw => [[1, vocab_size], [1, 1]],
-            Operation::NextToken => [[1, 1]; 2],
+            PassOperation::Embed => [[1, 1], [t, dim]],
+            PassOperation::Norm | PassOperation::AttnOutput => [[t, dim]; 2],
+            PassOperation::Qkv => [[t, dim], [t, qkv_dim]],
+            PassOperation::Rotation => [[t, qkv_dim], [t, dim]],
+            PassOperation::Attention => [[t, if t == 1 { qkv_dim } else { dim }], [t, dim]],
+            PassOperation::GateUp => [[t, dim], [t, if t == 1 { ffn_dim } else { 2 * ffn_dim }]],
+            PassOperation::Gate => [[t, 2 * ffn_dim], [t, ffn_dim]],
+            PassOperation::FfnDown => [[t, ffn_dim], [t, dim]],
+            PassOperation::LastRow => [[t, dim], [1, dim]],
+            PassOperation::Head => [[1, dim], [1, vocab_size]],
+            PassOperation::Choice | PassOperation::Draw => [[1, vocab_size], [1, 1]],
+            PassOperation::NextToken => [[1, 1]; 2],
         }
     }
 
     /// Records a kernel with separate operands.
     #[inline(never)]
-    fn record(&self, rec: &mut Recorder, operation: Operation, weight: WeightType) -> Result<(), Error> {
+    fn record(&self, rec: &mut Recorder, operation: PassOperation, weight: WeightType) -> Result<(), Error> {
         let (t, state) = (self.n_tokens, &self.state);
         let [x_shape, y_shape] = self.shapes(operation);
         let (x, y) = (input(self.device, &x_shape)?, Tensor::declare("y", Role::Activations, &y_shape, DType::F32)?);
         let gain = input(self.device, &x_shape[1..])?;
         if let Some([n, k]) = operation.matrix(self.shapes) {
             let w = matrix(self.device, weight, n, k)?;
-            let is_gate = operation == Operation::GateUp && t == 1;
-            let is_normed = (is_gate || operation == Operation::Qkv) && folds_norm(rec, &x, false);
+            let is_gate = operation == PassOperation::GateUp && t == 1;
+            let is_normed = (is_gate || operation == PassOperation::Qkv) && folds_norm(rec, &x, false);
             let norm = is_normed.then_some(Norm { weight: &gain, eps: 1e-5 });
-            let accumulate = matches!(operation, Operation::AttnOutput | Operation::FfnDown);
+            let accumulate = matches!(operation, PassOperation::AttnOutput | PassOperation::FfnDown);
             return match is_gate {
                 true => gate_up(rec, &w, norm, Gate::Silu, &x, &y),
                 false => Linear { norm, accumulate, ..Linear::new(&w) }.record(rec, &x, &y),
             };
         }
         match operation {
-            Operation::Embed => embed(rec, state, &self.tokens, &Embedding::new(&self.table), &y),
-            Operation::Norm => rms_norm(rec, &x, &gain, &y, 1e-5),
-            Operation::Rotation | Operation::Attention => self.record_attention(rec, operation, &x, &y),
-            Operation::Gate => swiglu(rec, &x, &y),
-            Operation::LastRow => last_row(rec, state, &x, &y),
-            Operation::Choice => argmax(rec, &x, &self.id),
-            Operation::Draw => sample(rec, &self.sampling, state, &x, &self.id),
+            PassOperation::Embed => embed(rec, state, &self.tokens, &Embedding::new(&self.table), &y),
+            PassOperation::Norm => rms_norm(rec, &x, &gain, &y, 1e-5),
+            PassOperation::Rotation | PassOperation::Attention => self.record_attention(rec, operation, &x, &y),
+            PassOperation::Gate => swiglu(rec, &x, &y),
+            PassOperation::LastRow => last_row(rec, state, &x, &y),
+            PassOperation::Choice => argmax(rec, &x, &self.id),
+            PassOperation::Draw => sample(rec, &self.sampling, state, &x, &self.id),
             _ => advance(rec, state, &self.id, &self.tokens),
         }
     }
 
     /// RoPE, cache write and attention: one kernel for one token, two for several.
-    fn record_attention(&self, rec: &mut Recorder, operation: Operation, x: &Tensor, y: &Tensor) -> Result<(), Error> {
+    fn record_attention(
+        &self,
+        rec: &mut Recorder,
+        operation: PassOperation,
+        x: &Tensor,
+        y: &Tensor,
+    ) -> Result<(), Error> {
         let (n_heads, n_kv_heads) = (self.shapes.n_heads(), self.shapes.n_kv_heads());
         let rotation = rotation();
         let rope = Some((&rotation, &self.angles));
@@ -467,7 +475,7 @@ impl Pass<'_> {
         let capacity = self.shapes.n_cached + self.n_tokens;
         let cached = keys(self.device, KvType::default(), [n_kv_heads, capacity, HEAD_DIM])?;
         match operation {
-            Operation::Rotation => rope_kv(rec, &self.state, &heads, x, y, &cached),
+            PassOperation::Rotation => rope_kv(rec, &self.state, &heads, x, y, &cached),
             _ if self.n_tokens == 1 => attention_next(rec, &self.state, &config, &heads, None, x, &cached, y),
             _ => attention(rec, &self.state, &config, None, x, &cached, y),
         }

@@ -439,7 +439,7 @@ mod tests {
 
     /// The paper's shape for Amazon Books: 4,096 operations of products and 32,768 of the gate for each score.
     #[test]
-    fn work_of_a_known_shape() {
+    fn work_of_amazon_books_shape_matches_the_paper() {
         assert_eq!(SHAPE.item_bytes(), 8 * 32 * 2 + 64 * 4);
         let work = SHAPE.work(695_762);
         let scores = 695_762 * 32;
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn both_evaluations_agree() {
+    fn kernel_chain_and_fused_kernel_give_equal_scores() {
         let device = Device::cpu();
         let corpus =
             Corpus::new(&device, MolShape { n_queries: 3, ..SHAPE }, 40).expect("the kernel supports the shape");
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_keep_to_limits() {
+    fn planned_shapes_respect_time_and_memory_limits() {
         let rates = MolRates { dot_flop_per_second: 1e12, gate_flop_per_second: 5e11, bytes_per_second: 1e11 };
         let grid = [16, 32, 128].map(|hidden| MolShape { hidden, ..SHAPE });
         let plans = predict(&grid, 1_000_000, &rates, &probes());

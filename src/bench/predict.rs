@@ -96,8 +96,10 @@ pub struct Prediction {
 impl Machine {
     /// Predicts a pass with `filled` cached positions before it.
     pub fn predict(&self, recording: &Recording, filled: u32) -> Prediction {
-        let dispatches: Vec<PredictedDispatch> =
-            recording.dispatches().map(|dispatch| self.dispatch(&Work::of(&dispatch, filled), &dispatch)).collect();
+        let dispatches: Vec<PredictedDispatch> = recording
+            .dispatches()
+            .map(|dispatch| self.dispatch(&DispatchWork::of(&dispatch, filled), &dispatch))
+            .collect();
         let sum = |of: fn(&PredictedDispatch) -> f64| dispatches.iter().map(of).sum::<f64>();
         let (seconds, bytes, operations) = (sum(|d| d.seconds), sum(|d| d.bytes), sum(|d| d.operations));
         let has_matrices = dispatches.iter().any(|dispatch| dispatch.label.contains(".matrix"));
@@ -113,7 +115,7 @@ impl Machine {
         }
     }
 
-    fn dispatch(&self, work: &Work, dispatch: &Dispatch<'_>) -> PredictedDispatch {
+    fn dispatch(&self, work: &DispatchWork, dispatch: &Dispatch<'_>) -> PredictedDispatch {
         let groups: f64 = dispatch.grid().iter().map(|&n| f64::from(n)).product();
         let cores = f64::from(self.n_cores);
         let slots = cores * work.groups_per_core;
@@ -163,7 +165,7 @@ impl Machine {
 }
 
 /// A dispatch's work, on any machine.
-struct Work {
+struct DispatchWork {
     bytes: f64,
     operations: f64,
     /// Whether matrix units do the operations.
@@ -183,11 +185,11 @@ struct Work {
     trips: f64,
 }
 
-impl Work {
-    fn of(dispatch: &Dispatch<'_>, filled: u32) -> Work {
+impl DispatchWork {
+    fn of(dispatch: &Dispatch<'_>, filled: u32) -> DispatchWork {
         let bytes = operand_bytes(dispatch, filled);
         // Row kernels: a few instructions per word read or written, workgroups of 64 to 256.
-        let rows = Work {
+        let rows = DispatchWork {
             bytes,
             operations: bytes / 4.0,
             on_matrices: false,
@@ -325,7 +327,7 @@ fn constant(dispatch: &Dispatch<'_>, name: &str) -> Option<f64> {
 }
 
 /// A product of a few tokens with a matrix: reads every weight once per group of `COLUMNS` tokens.
-fn vector_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u32; 3]) -> Work {
+fn vector_product(dispatch: &Dispatch<'_>, rows: DispatchWork, [n_tokens, n_out, dim]: [u32; 3]) -> DispatchWork {
     let weight = weight(dispatch);
     let columns = constant(dispatch, "COLUMNS").unwrap_or(1.0);
     let passes = f64::from(dispatch.grid()[2]);
@@ -341,7 +343,7 @@ fn vector_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [
         }
     };
     let packed = packed_bytes(dispatch);
-    Work {
+    DispatchWork {
         bytes: rows.bytes + (passes - 1.0) * packed,
         operations: 2.0 * f64::from(n_tokens) * f64::from(n_out) * f64::from(dim),
         instructions: weights * per_weight,
@@ -359,7 +361,7 @@ fn packed_bytes(dispatch: &Dispatch<'_>) -> f64 {
 }
 
 /// A tiled product on lanes: each workgroup unpacks its weights once and reads its operands from workgroup memory.
-fn tiled_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u32; 3]) -> Work {
+fn tiled_product(dispatch: &Dispatch<'_>, rows: DispatchWork, [n_tokens, n_out, dim]: [u32; 3]) -> DispatchWork {
     let [m, n, k] = [n_tokens, n_out, dim].map(f64::from);
     let tile = constant(dispatch, "TILE").unwrap_or(64.0);
     let width = constant(dispatch, "WIDTH").unwrap_or(16.0);
@@ -370,7 +372,7 @@ fn tiled_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u
     let is_large = tile > 64.0;
     let side = if is_large { 8.0 } else { 4.0 };
     let staged = unpacking(weight(dispatch))[1] * n * k * tile_rows + unpacking(WeightType::F32)[1] * m * k * tile_cols;
-    Work {
+    DispatchWork {
         operations: 2.0 * m * n * k,
         // A step along K loads `2 * side` operands for `side * side` products.
         instructions: staged + products * (1.0 + 2.0 / side),
@@ -400,7 +402,7 @@ const MATRIX_LOADS: f64 = 4.2;
 const MATRIX_LEN: f64 = 256.0;
 
 /// A tiled product in half precision, on lanes or matrix units.
-fn half_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u32; 3]) -> Work {
+fn half_product(dispatch: &Dispatch<'_>, rows: DispatchWork, [n_tokens, n_out, dim]: [u32; 3]) -> DispatchWork {
     let [m, n, k] = [n_tokens, n_out, dim].map(f64::from);
     let [height, width] = ["ROWS", "COLS"].map(|name| constant(dispatch, name).unwrap_or(64.0));
     let [tile_rows, tile_cols] = [(m / height).ceil(), (n / width).ceil()];
@@ -421,7 +423,7 @@ fn half_product(dispatch: &Dispatch<'_>, rows: Work, [n_tokens, n_out, dim]: [u3
             (steps * staged + products * (1.0 + 2.0 / side), products * 2.0 * 2.0 / side, false)
         }
     };
-    Work {
+    DispatchWork {
         operations: 2.0 * m * n * k,
         on_matrices,
         instructions,
@@ -439,11 +441,11 @@ fn seen_on_average(params: &AttentionParams, filled: u32) -> f64 {
 }
 
 /// Scores and weighted sums of values: each query with the keys it sees.
-fn attention(dispatch: &Dispatch<'_>, rows: Work, filled: u32) -> Work {
+fn attention(dispatch: &Dispatch<'_>, rows: DispatchWork, filled: u32) -> DispatchWork {
     let params: AttentionParams = params(dispatch);
     let per_token = f64::from(params.n_heads) * f64::from(params.head_dim);
     let products = 2.0 * f64::from(params.n_tokens) * per_token * seen_on_average(&params, filled);
-    Work {
+    DispatchWork {
         operations: 2.0 * products,
         // RDNA 3's listing of both kernels: about 1.3 and 1.4 instructions per multiplication.
         instructions: 1.4 * products,
@@ -460,7 +462,7 @@ const SCORE: f64 = 30.0;
 const STAGED: f64 = 3.5;
 
 /// Attention with matrix units: tiles of 64 rows by 32 keys, shared by four subgroups.
-fn half_attention(dispatch: &Dispatch<'_>, rows: Work, filled: u32) -> Work {
+fn half_attention(dispatch: &Dispatch<'_>, rows: DispatchWork, filled: u32) -> DispatchWork {
     const ROWS: f64 = 64.0;
     const KEYS: f64 = 32.0;
     let params: AttentionParams = params(dispatch);
@@ -473,7 +475,7 @@ fn half_attention(dispatch: &Dispatch<'_>, rows: Work, filled: u32) -> Work {
     let loaded = 4.0 * (2.0 * KEYS * dim + ROWS / 4.0 * KEYS);
     let staged = 2.0 * KEYS * dim;
     let scores = ROWS * KEYS;
-    Work {
+    DispatchWork {
         operations: 4.0 * n_tokens * n_heads * dim * keys,
         on_matrices: true,
         instructions: tiles * (SCORE * scores + STAGED * staged + MATRIX_LOADS * lanes * loaded / MATRIX_LEN),
@@ -498,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decoded_token_reads_every_weight_and_what_is_cached() {
+    fn decode_reads_all_weights_and_the_kv_cache() {
         // Llama-3.2-1B: its weights at 34 bytes per 32, norms, and keys and values of 16 layers in half precision.
         let (weights, norms) = (1_235_746_816.0 / 32.0 * 34.0, 33.0 * 2048.0 * 4.0);
         for filled in [0u32, 1000] {
@@ -511,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_tokens_read_every_weight_once() {
+    fn pass_of_few_tokens_reads_each_weight_once() {
         for machine in &MACHINES {
             // Llama-3.2-1B after 512 tokens.
             let bytes = |n_tokens| predict(machine, 0, n_tokens, 512).dispatches.iter().map(|d| d.bytes).sum::<f64>();
@@ -524,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draw_from_a_large_vocabulary_takes_a_fiftieth_of_the_token_at_most() {
+    fn sampling_takes_at_most_2_percent_of_a_decode_pass() {
         let gemma = SHAPES.iter().find(|shape| shape.name == "Gemma-3-1B").expect("it is there");
         let pass = ShapePass { n_tokens: 1, context_length: 4096 };
         let machine = Machine::named("RTX 4090").expect("it is there");
@@ -538,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_has_two_operations_for_each_weight_and_token() {
+    fn prefill_takes_two_operations_per_weight_and_token() {
         let found: f64 = predict(&MACHINES[0], 0, 512, 0).dispatches.iter().map(|d| d.operations).sum();
         // The embedding head multiplies the last token only; on average, 256 keys precede a token.
         let products = 2.0 * 512.0 * 973_078_528.0 + 2.0 * 262_668_288.0;
@@ -547,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn no_pass_is_faster_than_what_bounds_it() {
+    fn predicted_pass_stays_below_memory_and_compute_peaks() {
         for machine in &MACHINES {
             for (i, shape) in SHAPES.iter().enumerate() {
                 for n_tokens in [1, 512] {
@@ -563,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_are_found_by_parts_of_their_names() {
+    fn machine_is_found_by_part_of_its_name() {
         let found = |name| Machine::named(name).map(|machine| machine.name);
         assert_eq!(found("rtx4090"), Some("RTX 4090"));
         assert_eq!(found("7900 xtx"), Some("RX 7900 XTX"));

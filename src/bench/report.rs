@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::kernels::{self, KernelRow, Plan, Shapes, WEIGHTS};
+use super::kernels::{self, BenchPlan, KernelRow, Shapes, WEIGHTS};
 use super::{Effort, Probes, seconds};
 use crate::device::Device;
 use crate::dtype::{DType, WeightType};
@@ -139,19 +139,19 @@ pub async fn measure(
     let effort =
         if quick { Effort { samples: 1, sample_seconds: 0.005 } } else { Effort { samples: 3, ..Effort::USUAL } };
     let weights: &'static [WeightType] = if quick { &[WeightType::Q4_0] } else { &WEIGHTS };
-    let mut kinds: Vec<(Kind, &Device)> = vec![
-        (Kind::Copy, device),
-        (Kind::Read, device),
-        (Kind::ReadStrided, device),
-        (Kind::ReadRandom, device),
-        (Kind::Reduce, device),
-        (Kind::Fma, device),
+    let mut kinds: Vec<(ProbeKind, &Device)> = vec![
+        (ProbeKind::Copy, device),
+        (ProbeKind::Read, device),
+        (ProbeKind::ReadStrided, device),
+        (ProbeKind::ReadRandom, device),
+        (ProbeKind::Reduce, device),
+        (ProbeKind::Fma, device),
     ];
-    kinds.extend(others.half.map(|half| (Kind::FmaHalf, half)));
+    kinds.extend(others.half.map(|half| (ProbeKind::FmaHalf, half)));
     #[cfg(not(target_arch = "wasm32"))]
-    kinds.extend(others.matrices.map(|matrices| (Kind::Matrix, matrices)));
+    kinds.extend(others.matrices.map(|matrices| (ProbeKind::Matrix, matrices)));
 
-    let total = kinds.len() + Plan { shapes: &shapes(0.0), weights, cold_bytes: 0, long_flop: 0, effort }.n_rows();
+    let total = kinds.len() + BenchPlan { shapes: &shapes(0.0), weights, cold_bytes: 0, long_flop: 0, effort }.n_rows();
     let mut found = Measurements {
         settings: Settings { quick, shapes: shapes(0.0), cold_bytes: 0 },
         probes: Vec::new(),
@@ -165,10 +165,10 @@ pub async fn measure(
     }
     let bounds = found.probes();
     let shapes = shapes(bounds.flop_per_second);
-    let cold_bytes = ((bounds.copy_bytes_per_second * COLD_SECONDS) as u64).clamp(4 << 20, MOST_COLD_BYTES);
+    let cold_bytes = ((bounds.copy_bytes_per_second * COLD_SECONDS) as u64).clamp(4 << 20, MAX_COLD_BYTES);
     let long_flop = ((bounds.flop_per_second * LONG_SECONDS) as u64).clamp(1 << 20, 1 << 32);
     found.settings = Settings { quick, shapes, cold_bytes };
-    let plan = Plan { shapes: &shapes, weights, cold_bytes, long_flop, effort };
+    let plan = BenchPlan { shapes: &shapes, weights, cold_bytes, long_flop, effort };
     let n_probes = found.probes.len();
     kernels::measure_each(device, &plan, &bounds, &mut |row| {
         device.free_unused();
@@ -183,7 +183,7 @@ pub async fn measure(
 /// Distinct operands, as seconds of copying.
 const COLD_SECONDS: f64 = 0.004;
 /// Exceeds the caches of large GPUs. In a page, operands are created in WASM memory.
-const MOST_COLD_BYTES: u64 = if cfg!(target_arch = "wasm32") { 1 << 27 } else { 1 << 29 };
+const MAX_COLD_BYTES: u64 = if cfg!(target_arch = "wasm32") { 1 << 27 } else { 1 << 29 };
 /// Total work of a kernel's copies, as seconds of the probe `fma_f32`.
 const LONG_SECONDS: f64 = 0.02;
 
@@ -222,7 +222,7 @@ impl RatedKernel {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum ProbeKind {
     Copy,
     Read,
     ReadStrided,
@@ -234,36 +234,39 @@ enum Kind {
     Matrix,
 }
 
-impl Kind {
+impl ProbeKind {
     fn name(self) -> &'static str {
         match self {
-            Kind::Copy => "copy",
-            Kind::Read => "read",
-            Kind::ReadStrided => "read_strided",
-            Kind::ReadRandom => "read_random",
-            Kind::Reduce => "reduce",
-            Kind::Fma => "fma_f32",
-            Kind::FmaHalf => "fma_f16",
+            ProbeKind::Copy => "copy",
+            ProbeKind::Read => "read",
+            ProbeKind::ReadStrided => "read_strided",
+            ProbeKind::ReadRandom => "read_random",
+            ProbeKind::Reduce => "reduce",
+            ProbeKind::Fma => "fma_f32",
+            ProbeKind::FmaHalf => "fma_f16",
             #[cfg(not(target_arch = "wasm32"))]
-            Kind::Matrix => "matrix_f16",
+            ProbeKind::Matrix => "matrix_f16",
         }
     }
 
     /// Whether the probe reads memory, which must be filled before.
     fn reads(self) -> bool {
-        matches!(self, Kind::Copy | Kind::Read | Kind::ReadStrided | Kind::ReadRandom | Kind::Reduce)
+        matches!(
+            self,
+            ProbeKind::Copy | ProbeKind::Read | ProbeKind::ReadStrided | ProbeKind::ReadRandom | ProbeKind::Reduce
+        )
     }
 
     fn is_float(self) -> bool {
-        matches!(self, Kind::Reduce | Kind::Fma | Kind::FmaHalf)
+        matches!(self, ProbeKind::Reduce | ProbeKind::Fma | ProbeKind::FmaHalf)
     }
 
     /// Minimum and maximum words read or elements written, if a binding holds them.
     fn sizes(self) -> [u32; 2] {
         match self {
-            Kind::Fma | Kind::FmaHalf => [1 << 10, 1 << 20],
+            ProbeKind::Fma | ProbeKind::FmaHalf => [1 << 10, 1 << 20],
             #[cfg(not(target_arch = "wasm32"))]
-            Kind::Matrix => [1 << 6, 1 << 14],
+            ProbeKind::Matrix => [1 << 6, 1 << 14],
             // 256 MiB exceed any cache.
             _ => [1 << 18, 1 << 26],
         }
@@ -271,7 +274,7 @@ impl Kind {
 }
 
 /// Measures one probe with growing work until it takes long enough.
-async fn probe(device: &Device, kind: Kind, effort: Effort) -> Result<ProbeRow, Error> {
+async fn probe(device: &Device, kind: ProbeKind, effort: Effort) -> Result<ProbeRow, Error> {
     /// A run this long shows the peak rate; the next size would take four times as long.
     const LONG_SECONDS: f64 = 0.008;
     /// Runs per submission.
@@ -313,9 +316,9 @@ impl Operands {
 
     /// Operands for `size` words read or elements written.
     #[inline(never)]
-    fn new(device: &Device, kind: Kind, size: u32) -> Result<Operands, Error> {
+    fn new(device: &Device, kind: ProbeKind, size: u32) -> Result<Operands, Error> {
         #[cfg(not(target_arch = "wasm32"))]
-        if kind == Kind::Matrix {
+        if kind == ProbeKind::Matrix {
             let side = probe_matrix_size(&device.target());
             let x = device.upload("x", &[6, side, side], &vec![1.0f32; 6 * (side * side) as usize])?;
             let y = Tensor::declare("y", Role::Activations, &[size, 2, 4, side, side], DType::F32)?;
@@ -324,19 +327,19 @@ impl Operands {
         let _ = device;
         let dtype = if kind.is_float() { DType::F32 } else { DType::U32 };
         let n_out = match kind {
-            Kind::Read | Kind::ReadStrided | Kind::ReadRandom => size / PROBE_READS,
-            Kind::Reduce => size / Operands::ROW,
+            ProbeKind::Read | ProbeKind::ReadStrided | ProbeKind::ReadRandom => size / PROBE_READS,
+            ProbeKind::Reduce => size / Operands::ROW,
             _ => size,
         };
         let matrix = [size / Operands::ROW, Operands::ROW];
-        let x_shape = if kind == Kind::Reduce { &matrix[..] } else { &[size] };
+        let x_shape = if kind == ProbeKind::Reduce { &matrix[..] } else { &[size] };
         let x = Tensor::declare("x", Role::Activations, x_shape, dtype)?;
         Ok(Operands { x, y: Tensor::declare("y", Role::Activations, &[n_out], dtype)? })
     }
 
     /// Records `n` runs of a probe; returns the recording, and one run's bytes and operations.
     #[inline(never)]
-    fn recorded(&self, device: &Device, kind: Kind, n: u32) -> Result<(Recording, [u64; 2]), Error> {
+    fn recorded(&self, device: &Device, kind: ProbeKind, n: u32) -> Result<(Recording, [u64; 2]), Error> {
         let mut rec = device.recorder();
         let mut work = [0; 2];
         for _ in 0..n {
@@ -346,7 +349,7 @@ impl Operands {
     }
 
     /// Records a probe; returns its bytes and operations.
-    fn record(&self, rec: &mut Recorder, kind: Kind) -> Result<[u64; 2], Error> {
+    fn record(&self, rec: &mut Recorder, kind: ProbeKind) -> Result<[u64; 2], Error> {
         /// Words in 128 bytes.
         const STRIDE: u32 = 32;
         // As many as half precision counts without rounding.
@@ -354,23 +357,23 @@ impl Operands {
         let Operands { x, y } = self;
         let written = y.size_bytes();
         let flop = match kind {
-            Kind::Fma | Kind::FmaHalf => y.len() as u64 * u64::from(FMA.rounds) * PROBE_FMA_FLOP,
+            ProbeKind::Fma | ProbeKind::FmaHalf => y.len() as u64 * u64::from(FMA.rounds) * PROBE_FMA_FLOP,
             #[cfg(not(target_arch = "wasm32"))]
-            Kind::Matrix => {
+            ProbeKind::Matrix => {
                 let side = u64::from(probe_matrix_size(rec.target()));
                 y.len() as u64 * 2 * side * u64::from(MATRIX_ROUNDS)
             }
             _ => 0,
         };
         match kind {
-            Kind::Copy => probe_copy(rec, x, y)?,
-            Kind::Read => probe_read(rec, x, y, ReadOrder::Strided(1))?,
-            Kind::ReadStrided => probe_read(rec, x, y, ReadOrder::Strided(STRIDE))?,
-            Kind::ReadRandom => probe_read(rec, x, y, ReadOrder::Scattered)?,
-            Kind::Reduce => probe_reduce(rec, x, y)?,
-            Kind::Fma | Kind::FmaHalf => probe_fma(rec, FMA, y)?,
+            ProbeKind::Copy => probe_copy(rec, x, y)?,
+            ProbeKind::Read => probe_read(rec, x, y, ReadOrder::Strided(1))?,
+            ProbeKind::ReadStrided => probe_read(rec, x, y, ReadOrder::Strided(STRIDE))?,
+            ProbeKind::ReadRandom => probe_read(rec, x, y, ReadOrder::Scattered)?,
+            ProbeKind::Reduce => probe_reduce(rec, x, y)?,
+            ProbeKind::Fma | ProbeKind::FmaHalf => probe_fma(rec, FMA, y)?,
             #[cfg(not(target_arch = "wasm32"))]
-            Kind::Matrix => probe_matrix(rec, x, y, MATRIX_ROUNDS)?,
+            ProbeKind::Matrix => probe_matrix(rec, x, y, MATRIX_ROUNDS)?,
         }
         Ok([if kind.reads() { x.size_bytes() + written } else { written }, flop])
     }
@@ -443,7 +446,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_suit_the_rate() {
+    fn benchmark_shapes_grow_with_the_measured_rate() {
         let found = [0.0, 1e9, 15e9, 50e9, 200e9, 1e12, 80e12].map(shapes);
         let sizes = found.map(|shapes| (shapes.dim, shapes.n_prompt));
         assert_eq!(sizes, [(256, 32), (256, 32), (256, 128), (512, 128), (1024, 128), (2048, 128), (2048, 128)]);
@@ -451,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quick_report_of_the_cpu_has_every_row_that_was_announced() {
+    fn quick_cpu_report_has_every_announced_row() {
         let device = Device::cpu();
         let mut seen = Vec::new();
         let on_row = &mut |row: Measured<'_>, done: usize, total: usize| {

@@ -20,7 +20,7 @@ use crate::error::Error;
 /// A server silent for this long is considered gone.
 const SILENCE: Duration = Duration::from_secs(600);
 /// Maximum sending threads.
-pub const MOST_CONCURRENT: usize = 1024;
+pub const MAX_CONCURRENT: usize = 1024;
 /// Words for prompts.
 const WORDS: [&str; 16] = [
     "the", "little", "dog", "went", "to", "a", "big", "house", "and", "saw", "old", "tree", "with", "her", "red",
@@ -154,14 +154,14 @@ pub struct ServeRow {
 }
 
 /// Outcome of a request.
-enum Outcome {
-    Answered { times: Vec<f64>, seconds: f64, usage: Usage },
+enum RequestOutcome {
+    Answered { times: Vec<f64>, seconds: f64, usage: ReportedUsage },
     Refused { seconds: f64 },
     Failed(String),
 }
 
 #[derive(Clone, Copy, Default)]
-struct Usage {
+struct ReportedUsage {
     prompt_tokens: u64,
     cached_tokens: u64,
     generated_tokens: u64,
@@ -191,8 +191,8 @@ impl Client {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .proxy(None)
-            .max_idle_connections(MOST_CONCURRENT)
-            .max_idle_connections_per_host(MOST_CONCURRENT)
+            .max_idle_connections(MAX_CONCURRENT)
+            .max_idle_connections_per_host(MAX_CONCURRENT)
             .timeout_connect(Some(Duration::from_secs(30)))
             .timeout_per_read(Some(SILENCE));
         let target = Target { url: target.url.trim_end_matches('/').to_owned(), ..target };
@@ -205,11 +205,11 @@ impl Client {
         // The first answer may include loading the model; the second has the requested length.
         for _ in 0..2 {
             let found = match client.ask(usize::MAX) {
-                Outcome::Answered { usage, .. } => usage.prompt_tokens,
-                Outcome::Refused { .. } => {
+                RequestOutcome::Answered { usage, .. } => usage.prompt_tokens,
+                RequestOutcome::Refused { .. } => {
                     return Err(client.failed("the server refused the first request: it is busy"));
                 }
-                Outcome::Failed(message) => return Err(client.failed(&message)),
+                RequestOutcome::Failed(message) => return Err(client.failed(&message)),
             };
             let n_words = (client.n_words * texts.prompt_tokens) as f64 / found.max(1) as f64;
             client.n_words = (n_words.round() as usize).max(1);
@@ -241,7 +241,7 @@ impl Client {
         Ok(row)
     }
 
-    fn send_together(&self, n: usize, n_requests: usize) -> Vec<Outcome> {
+    fn send_together(&self, n: usize, n_requests: usize) -> Vec<RequestOutcome> {
         let next = AtomicUsize::new(0);
         let ended = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
@@ -256,7 +256,7 @@ impl Client {
         ended.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn send_at_rate(&self, rate: f64, n_requests: usize) -> Vec<Outcome> {
+    fn send_at_rate(&self, rate: f64, n_requests: usize) -> Vec<RequestOutcome> {
         let (start, ended) = (Instant::now(), Mutex::new(Vec::new()));
         let times = arrivals(rate, self.texts.seed).take(n_requests);
         std::thread::scope(|scope| {
@@ -266,7 +266,7 @@ impl Client {
                 // The handle is dropped: it would keep the thread's system resources until all have ended.
                 let thread = std::thread::Builder::new();
                 if let Err(error) = thread.spawn_scoped(scope, move || add(ended, self.ask(number))) {
-                    add(ended, Outcome::Failed(format!("cannot start a client thread: {error}")));
+                    add(ended, RequestOutcome::Failed(format!("cannot start a client thread: {error}")));
                 }
             }
         });
@@ -274,7 +274,7 @@ impl Client {
     }
 
     /// Sends one request and reads its answer to the end.
-    fn ask(&self, number: usize) -> Outcome {
+    fn ask(&self, number: usize) -> RequestOutcome {
         let body = json!({
             "model": self.model,
             "prompt": self.prompt(number),
@@ -290,7 +290,7 @@ impl Client {
         }
         let response = match request.content_type("application/json").send(body.to_string()) {
             Ok(response) => response,
-            Err(error) => return Outcome::Failed(error.to_string()),
+            Err(error) => return RequestOutcome::Failed(error.to_string()),
         };
         let status = response.status().as_u16();
         let mut body = response.into_body();
@@ -298,15 +298,15 @@ impl Client {
             let told = body.read_to_string().unwrap_or_default();
             let seconds = start.elapsed().as_secs_f64();
             return match status {
-                429 => Outcome::Refused { seconds },
-                _ => Outcome::Failed(refusal(status, &told)),
+                429 => RequestOutcome::Refused { seconds },
+                _ => RequestOutcome::Failed(refusal(status, &told)),
             };
         }
         let mut times = Vec::new();
         match read_events(BufReader::new(body.into_reader()), || times.push(start.elapsed().as_secs_f64())) {
-            Ok(Some(usage)) => Outcome::Answered { times, seconds: start.elapsed().as_secs_f64(), usage },
-            Ok(None) => Outcome::Failed("the stream ended without usage".into()),
-            Err(error) => Outcome::Failed(error.to_string()),
+            Ok(Some(usage)) => RequestOutcome::Answered { times, seconds: start.elapsed().as_secs_f64(), usage },
+            Ok(None) => RequestOutcome::Failed("the stream ended without usage".into()),
+            Err(error) => RequestOutcome::Failed(error.to_string()),
         }
     }
 
@@ -366,7 +366,7 @@ fn refusal(status: u16, told: &str) -> String {
 }
 
 /// Reads an event stream to its end and calls `on_part` for each event with text. Returns the usage, if sent.
-fn read_events(reader: impl BufRead, mut on_part: impl FnMut()) -> io::Result<Option<Usage>> {
+fn read_events(reader: impl BufRead, mut on_part: impl FnMut()) -> io::Result<Option<ReportedUsage>> {
     let mut usage = None;
     for line in reader.lines() {
         let line = line?;
@@ -384,13 +384,13 @@ fn read_events(reader: impl BufRead, mut on_part: impl FnMut()) -> io::Result<Op
             (told["prompt_tokens"].as_u64(), told["completion_tokens"].as_u64())
         {
             let cached_tokens = told["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
-            usage = Some(Usage { prompt_tokens, cached_tokens, generated_tokens });
+            usage = Some(ReportedUsage { prompt_tokens, cached_tokens, generated_tokens });
         }
     }
     Ok(usage)
 }
 
-fn add(ended: &Mutex<Vec<Outcome>>, outcome: Outcome) {
+fn add(ended: &Mutex<Vec<RequestOutcome>>, outcome: RequestOutcome) {
     ended.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(outcome);
 }
 
@@ -410,8 +410,8 @@ impl Load {
     /// [`Error::Option`] with the number out of range.
     pub fn check(&self) -> Result<(), Error> {
         let (option, expected, found) = match *self {
-            Load::Concurrency(n) if !(1..=MOST_CONCURRENT).contains(&n) => {
-                ("concurrency", format!("1 to {MOST_CONCURRENT}"), n.to_string())
+            Load::Concurrency(n) if !(1..=MAX_CONCURRENT).contains(&n) => {
+                ("concurrency", format!("1 to {MAX_CONCURRENT}"), n.to_string())
             }
             Load::Rate(rate) if !(rate.is_finite() && rate > 0.0) => {
                 ("rate", "a number above 0".into(), rate.to_string())
@@ -431,14 +431,14 @@ impl Load {
 }
 
 impl ServeRow {
-    fn of(load: Load, outcomes: Vec<Outcome>, seconds: f64) -> ServeRow {
+    fn of(load: Load, outcomes: Vec<RequestOutcome>, seconds: f64) -> ServeRow {
         let n_requests = outcomes.len();
-        let mut sum = Usage::default();
+        let mut sum = ReportedUsage::default();
         let mut failures: Vec<(String, usize)> = Vec::new();
         let [mut first, mut between, mut whole, mut refused] = [const { Vec::new() }; 4];
         for outcome in outcomes {
             match outcome {
-                Outcome::Answered { times, seconds, usage } => {
+                RequestOutcome::Answered { times, seconds, usage } => {
                     first.extend(times.first());
                     between.extend(times.windows(2).map(|pair| pair[1] - pair[0]));
                     whole.push(seconds);
@@ -446,8 +446,8 @@ impl ServeRow {
                     sum.cached_tokens += usage.cached_tokens;
                     sum.generated_tokens += usage.generated_tokens;
                 }
-                Outcome::Refused { seconds } => refused.push(seconds),
-                Outcome::Failed(message) => match failures.iter_mut().find(|(told, _)| *told == message) {
+                RequestOutcome::Refused { seconds } => refused.push(seconds),
+                RequestOutcome::Failed(message) => match failures.iter_mut().find(|(told, _)| *told == message) {
                     Some((_, n)) => *n += 1,
                     None => failures.push((message, 1)),
                 },
@@ -530,7 +530,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_come_as_often_as_they_should_and_each_time_the_same() {
+    fn arrivals_follow_a_reproducible_poisson_process() {
         let times: Vec<f64> = arrivals(4.0, 1).take(4000).collect();
         assert!(times.is_sorted() && times == arrivals(4.0, 1).take(4000).collect::<Vec<_>>());
         assert!((times[3999] / 1000.0 - 1.0).abs() < 0.05, "{}", times[3999]);
@@ -541,14 +541,14 @@ mod tests {
     }
 
     #[test]
-    fn a_row_counts_every_end() {
-        let usage = Usage { prompt_tokens: 10, cached_tokens: 4, generated_tokens: 3 };
+    fn row_counts_answers_refusals_and_failures() {
+        let usage = ReportedUsage { prompt_tokens: 10, cached_tokens: 4, generated_tokens: 3 };
         let outcomes = vec![
-            Outcome::Answered { times: vec![0.5, 0.6, 0.8], seconds: 1.0, usage },
-            Outcome::Refused { seconds: 0.01 },
-            Outcome::Failed("status 500: oh".into()),
-            Outcome::Answered { times: vec![0.7], seconds: 0.75, usage },
-            Outcome::Failed("status 500: oh".into()),
+            RequestOutcome::Answered { times: vec![0.5, 0.6, 0.8], seconds: 1.0, usage },
+            RequestOutcome::Refused { seconds: 0.01 },
+            RequestOutcome::Failed("status 500: oh".into()),
+            RequestOutcome::Answered { times: vec![0.7], seconds: 0.75, usage },
+            RequestOutcome::Failed("status 500: oh".into()),
         ];
         let row = ServeRow::of(Load::Concurrency(2), outcomes, 2.0);
         assert_eq!([row.n_requests, row.n_answered, row.n_refused, row.n_failed], [5, 2, 1, 2]);
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn prices_are_checked() {
+    fn malformed_prices_are_refused() {
         assert_eq!(Prices::parse("{\"dollars_per_hour\": 0.5}").unwrap(), Prices { dollars_per_hour: 0.5 });
         for wrong in ["", "{}", "{\"dollars_per_hour\": 0}", "{\"dollars_per_hour\": 1, \"more\": 2}"] {
             assert_eq!(Prices::parse(wrong).unwrap_err().code(), "option", "{wrong}");
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_read_to_their_usage() {
+    fn event_stream_is_read_up_to_its_usage() {
         let stream = "data: {\"choices\":[{\"text\":\"a\"}],\"usage\":null}\n\n: alive\n\ndata: {\"choices\":[{\"text\":\"\"}]}\n\n\
             data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n";
         let mut n_parts = 0;

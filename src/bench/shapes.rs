@@ -2,7 +2,7 @@
 //! would be compiled and run.
 
 use crate::dtype::WeightType;
-use crate::embed::{Head, record_texts};
+use crate::embed::{OutputHead, record_texts};
 use crate::error::Error;
 use crate::generate::{LoadOptions, plan_of, record_pass};
 use crate::kernels::Pooling;
@@ -154,7 +154,7 @@ impl Shape {
         if is_decoder {
             return record_pass(target, &transformer, context_length, n_tokens, ending);
         }
-        let head = Head::Vector { pooling: Pooling::Mean, normalize: true };
+        let head = OutputHead::Vector { pooling: Pooling::Mean, normalize: true };
         record_texts(target, &transformer, &head, BatchSize { n_tokens, n_sequences: 1 }, n_pos)
     }
 }
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_have_the_weights_that_they_are_known_for() {
+    fn shape_weight_counts_match_model_cards() {
         // Millions, from the model cards.
         let known = [1236.0, 596.0, 8030.0, 1000.0, 22.7];
         for (shape, millions) in SHAPES.iter().zip(known) {
@@ -230,7 +230,7 @@ mod tests {
     ];
 
     #[test]
-    fn plans_are_the_sums_of_what_models_have() {
+    fn memory_plan_of_a_shape_is_the_sum_of_its_parts() {
         use crate::kernels::KvType;
         let types = [(WeightType::F32, 4.0), (WeightType::F16, 2.0), (WeightType::Q8_0, 34.0 / 32.0)];
         let types = types.into_iter().chain([(WeightType::Q4_0, 18.0 / 32.0), (WeightType::Q4_K, 144.0 / 256.0)]);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_not_here_gets_its_own_variants() {
+    fn absent_gpu_is_recorded_with_its_own_tier_variants() {
         use crate::shaders::Tier;
         use crate::target::{TargetKind, TargetLimits};
         let limits = TargetLimits {

@@ -109,7 +109,7 @@ pub fn one_call_each(messages: &[Message]) -> Vec<Message> {
 
 /// One call per message, and no text between reasoning and call: the text joins the reasoning, as in gpt-oss's
 /// template.
-pub fn plainer(messages: &[Message]) -> Vec<Message> {
+pub fn simplified(messages: &[Message]) -> Vec<Message> {
     let mut told = one_call_each(messages);
     for message in told.iter_mut().filter(|message| !calls_of(message).is_empty()) {
         let thought = REASONING.iter().find_map(|name| message.fields.get(*name)?.as_str());

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use super::engine::Args;
 use super::methods::{capitalized, cased, entries, join, needle, replace, string, strip, titled};
 use super::operators::{attribute, binary, compare, item, order};
-use super::values::{Budget, Kind, Result, Seq, Text, Value, wrong};
+use super::values::{Budget, Result, Seq, SeqKind, TrackedText, Value, wrong};
 
 /// A filter; its first argument is the value.
 type Filter = fn(&Args, &Budget) -> Result<Value>;
@@ -18,7 +18,7 @@ const FILTERS: [(&[&str], Filter); 35] = [
     (&["title"], |args, budget| Ok(string(args, budget)?.map(titled).into())),
     (&["string"], |args, budget| Ok(Value::Str(string(args, budget)?))),
     // User text stays user text: only the template's own is trusted.
-    (&["safe"], |args, budget| Ok(Text { is_html: true, ..Text::clone(&*string(args, budget)?) }.into())),
+    (&["safe"], |args, budget| Ok(TrackedText { is_html: true, ..TrackedText::clone(&*string(args, budget)?) }.into())),
     (&["e", "escape", "forceescape"], |args, budget| Ok(string(args, budget)?.escaped().into())),
     (&["replace"], replace),
     (&["length", "count"], |args, budget| args.need(0)?.len(budget).map(Value::from)),
@@ -27,7 +27,7 @@ const FILTERS: [(&[&str], Filter); 35] = [
         let also_false = args.get(2, "boolean").is_some_and(Value::is_true);
         let keep = if also_false { value.is_true() } else { !value.is_undefined() };
         let default = args.get(1, "default_value").cloned();
-        Ok(if keep { value.clone() } else { default.unwrap_or_else(|| Text::default().into()) })
+        Ok(if keep { value.clone() } else { default.unwrap_or_else(|| TrackedText::default().into()) })
     }),
     (&["join"], |args, budget| {
         let separator = args.get(1, "d").map(|value| value.to_text(budget)).transpose()?.unwrap_or_default();
@@ -39,8 +39,8 @@ const FILTERS: [(&[&str], Filter); 35] = [
     }),
     (&["list"], |args, budget| Seq::list(args.need(0)?.items(budget)?, budget)),
     (&["items"], |args, budget| match args.need(0)? {
-        Value::Undefined => Seq::build(Vec::new(), Kind::Generator, budget),
-        value => entries(value, Kind::Generator, budget),
+        Value::Undefined => Seq::build(Vec::new(), SeqKind::Generator, budget),
+        value => entries(value, SeqKind::Generator, budget),
     }),
     (&["dictsort"], |args, budget| {
         let by_value = args.get(2, "by").is_some_and(|by| by.as_str() == Some("value"));
@@ -52,7 +52,7 @@ const FILTERS: [(&[&str], Filter); 35] = [
         if args.get(3, "reverse").is_some_and(Value::is_true) {
             pairs.reverse();
         }
-        let tuple = |(key, value)| Seq::build(vec![key, value], Kind::Tuple, budget);
+        let tuple = |(key, value)| Seq::build(vec![key, value], SeqKind::Tuple, budget);
         Seq::list(pairs.into_iter().map(tuple).collect::<Result<_>>()?, budget)
     }),
     (&["first"], |args, budget| Ok(args.need(0)?.items(budget)?.into_iter().next().unwrap_or_default())),
@@ -61,8 +61,8 @@ const FILTERS: [(&[&str], Filter); 35] = [
         let value = args.need(0)?;
         let reversed: Vec<Value> = value.items(budget)?.into_iter().rev().collect();
         match value {
-            Value::Str(_) => join(&Text::default(), &reversed, budget),
-            _ => Seq::build(reversed, Kind::Generator, budget),
+            Value::Str(_) => join(&TrackedText::default(), &reversed, budget),
+            _ => Seq::build(reversed, SeqKind::Generator, budget),
         }
     }),
     (&["sort"], |args, budget| {
@@ -98,7 +98,7 @@ const FILTERS: [(&[&str], Filter); 35] = [
                 seen.push(value);
             }
         }
-        Seq::build(seen, Kind::Generator, budget)
+        Seq::build(seen, SeqKind::Generator, budget)
     }),
     (&["map"], map),
     (&["select"], |args, budget| select(args, budget, false, true)),
@@ -165,7 +165,7 @@ pub fn test(name: &str, args: &Args, budget: &Budget) -> Result<bool> {
         "string" => matches!(value, Value::Str(_)),
         "mapping" => matches!(value, Value::Dict(_)),
         "sequence" => match value {
-            Value::Seq(seq) => matches!(seq.kind, Kind::List | Kind::Tuple),
+            Value::Seq(seq) => matches!(seq.kind, SeqKind::List | SeqKind::Tuple),
             _ => matches!(value, Value::Str(_) | Value::Dict(_) | Value::Undefined),
         },
         "iterable" => {
@@ -281,7 +281,7 @@ fn map(args: &Args, budget: &Budget) -> Result<Value> {
             None => apply(needle(args, 1)?, &passed_on(args, 2, &value), budget)?,
         });
     }
-    Seq::build(mapped, Kind::Generator, budget)
+    Seq::build(mapped, SeqKind::Generator, budget)
 }
 
 fn select(args: &Args, budget: &Budget, by_attribute: bool, wanted: bool) -> Result<Value> {
@@ -297,7 +297,7 @@ fn select(args: &Args, budget: &Budget, by_attribute: bool, wanted: bool) -> Res
             kept.push(value);
         }
     }
-    Seq::build(kept, Kind::Generator, budget)
+    Seq::build(kept, SeqKind::Generator, budget)
 }
 
 fn float_to_int(float: f64) -> Option<i64> {
@@ -308,13 +308,13 @@ fn float_to_int(float: f64) -> Option<i64> {
 fn indent(args: &Args, budget: &Budget) -> Result<Value> {
     let text = string(args, budget)?;
     let prefix = match args.get(1, "width") {
-        Some(Value::Int(width)) => Text::template(" ".repeat(usize::try_from(*width).unwrap_or(0).min(1 << 10))),
-        Some(width) => Text::clone(&*width.to_text(budget)?),
-        None => Text::template("    "),
+        Some(Value::Int(width)) => TrackedText::template(" ".repeat(usize::try_from(*width).unwrap_or(0).min(1 << 10))),
+        Some(width) => TrackedText::clone(&*width.to_text(budget)?),
+        None => TrackedText::template("    "),
     };
     let with_first = args.get(2, "first").is_some_and(Value::is_true);
     let with_blank = args.get(3, "blank").is_some_and(Value::is_true);
-    let mut indented = Text::default();
+    let mut indented = TrackedText::default();
     for (at, line) in text.text.split_inclusive('\n').enumerate() {
         budget.charge(line.len() + prefix.text.len())?;
         let is_blank = line.trim_end_matches(['\n', '\r']).is_empty();
@@ -346,7 +346,7 @@ fn tojson(args: &Args, budget: &Budget) -> Result<Value> {
         budget,
     };
     json.write(args.need(0)?, 0)?;
-    Ok(Text::user(json.text).into())
+    Ok(TrackedText::user(json.text).into())
 }
 
 struct Json<'b> {

@@ -1,7 +1,7 @@
 //! Built-in templates for files without one, in the formats that their publishers document.
 
 /// A built-in template.
-pub struct Known {
+pub struct KnownTemplate {
     pub name: &'static str,
     pub source: &'static str,
     /// The publisher's tokens before and after a text.
@@ -33,9 +33,9 @@ pub const MARKERS: [(&str, &[&str]); 7] = [
     ("mistral-v3", &["[INST]", "[/INST]"]),
 ];
 
-pub const TEMPLATES: [Known; 11] = [
+pub const TEMPLATES: [KnownTemplate; 11] = [
     // Qwen, Yi, Hermes, SmolLM and many others.
-    Known {
+    KnownTemplate {
         name: "chatml",
         source: "\
 {%- for message in messages -%}
@@ -47,7 +47,7 @@ pub const TEMPLATES: [Known; 11] = [
         stop_texts: &[],
     },
     // The system message is part of the first user message. Each exchange has its own BOS and EOS.
-    Known {
+    KnownTemplate {
         name: "llama2",
         source: "\
 {%- set ns = namespace(system='') -%}
@@ -65,7 +65,7 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "</s>",
         stop_texts: &[],
     },
-    Known {
+    KnownTemplate {
         name: "llama3",
         source: "\
 {{- bos_token -}}
@@ -78,7 +78,7 @@ pub const TEMPLATES: [Known; 11] = [
         stop_texts: &[],
     },
     // The first versions: one BOS per conversation, the system message before the first user message.
-    Known {
+    KnownTemplate {
         name: "mistral",
         source: "\
 {{- bos_token -}}
@@ -98,7 +98,7 @@ pub const TEMPLATES: [Known; 11] = [
         stop_texts: &[],
     },
     // Version 3, whose markers are control tokens.
-    Known {
+    KnownTemplate {
         name: "mistral-v3",
         source: "\
 {{- bos_token -}}
@@ -118,7 +118,7 @@ pub const TEMPLATES: [Known; 11] = [
         stop_texts: &[],
     },
     // The role markers are plain text in the base model's vocabulary.
-    Known {
+    KnownTemplate {
         name: "zephyr",
         source: "\
 {%- for message in messages -%}
@@ -130,7 +130,7 @@ pub const TEMPLATES: [Known; 11] = [
         stop_texts: &["<|user|>", "<|system|>"],
     },
     // No system role: a system message becomes the start of the first user message.
-    Known {
+    KnownTemplate {
         name: "gemma",
         source: "\
 {{- bos_token -}}
@@ -150,7 +150,7 @@ pub const TEMPLATES: [Known; 11] = [
         stop_texts: &[],
     },
     // With empty reasoning, as in the publisher's template when thinking is off.
-    Known {
+    KnownTemplate {
         name: "gemma4",
         source: "\
 {{- bos_token -}}
@@ -163,7 +163,7 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "<turn|>",
         stop_texts: &[],
     },
-    Known {
+    KnownTemplate {
         name: "phi3",
         source: "\
 {%- for message in messages -%}
@@ -174,7 +174,7 @@ pub const TEMPLATES: [Known; 11] = [
         eos: "<|end|>",
         stop_texts: &[],
     },
-    Known {
+    KnownTemplate {
         name: "phi4",
         source: "\
 {%- for message in messages -%}
@@ -186,7 +186,7 @@ pub const TEMPLATES: [Known; 11] = [
         stop_texts: &[],
     },
     // For single instructions; a conversation is several of them.
-    Known {
+    KnownTemplate {
         name: "alpaca",
         source: "\
 {%- set ns = namespace(system='Below is an instruction that describes a task. Write a response that appropriately \

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::values::{Fault, Result, wrong};
+use super::values::{RenderFault, Result, wrong};
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Token {
+pub enum TemplateToken {
     /// Text outside tags.
     Data(Arc<str>),
     BlockStart,
@@ -30,14 +30,14 @@ const OPERATORS: [&str; 27] = [
 const TAGS: [(&str, &str); 3] = [("{%", "%}"), ("{{", "}}"), ("{#", "#}")];
 
 /// The tokens with their lines. On failure, also returns the line.
-pub fn tokens(source: &str) -> std::result::Result<Vec<(Token, u32)>, (Fault, u32)> {
+pub fn tokens(source: &str) -> std::result::Result<Vec<(TemplateToken, u32)>, (RenderFault, u32)> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     // Jinja drops one newline at the end of a template.
     let source = source.strip_suffix('\n').unwrap_or(&source);
     let mut lexer = Lexer { rest: source, line: 1, tokens: Vec::new(), starts_line: true };
     match lexer.read() {
         Ok(()) => {
-            lexer.push(Token::End);
+            lexer.push(TemplateToken::End);
             Ok(lexer.tokens)
         }
         Err(fault) => Err((fault, lexer.line)),
@@ -47,13 +47,13 @@ pub fn tokens(source: &str) -> std::result::Result<Vec<(Token, u32)>, (Fault, u3
 struct Lexer<'s> {
     rest: &'s str,
     line: u32,
-    tokens: Vec<(Token, u32)>,
+    tokens: Vec<(TemplateToken, u32)>,
     /// Whether the rest is at the start of a line.
     starts_line: bool,
 }
 
 impl<'s> Lexer<'s> {
-    fn push(&mut self, token: Token) {
+    fn push(&mut self, token: TemplateToken) {
         self.tokens.push((token, self.line));
     }
 
@@ -89,7 +89,8 @@ impl<'s> Lexer<'s> {
                 }
                 "{%" if self.is_tag("raw") => self.raw()?,
                 _ => {
-                    self.tokens.push((if open == "{%" { Token::BlockStart } else { Token::PrintStart }, line));
+                    self.tokens
+                        .push((if open == "{%" { TemplateToken::BlockStart } else { TemplateToken::PrintStart }, line));
                     self.tag(close)?;
                 }
             }
@@ -113,7 +114,7 @@ impl<'s> Lexer<'s> {
             _ => data,
         };
         if !data.is_empty() {
-            self.tokens.push((Token::Data(data.into()), line));
+            self.tokens.push((TemplateToken::Data(data.into()), line));
         }
     }
 
@@ -175,7 +176,7 @@ impl<'s> Lexer<'s> {
             self.take(space);
             // Inside brackets the delimiter does not end the tag: `{{ {'a': {}} }}`.
             if n_open == 0 && self.close(close) {
-                self.push(if close == "%}" { Token::BlockEnd } else { Token::PrintEnd });
+                self.push(if close == "%}" { TemplateToken::BlockEnd } else { TemplateToken::PrintEnd });
                 return Ok(());
             }
             let Some(first) = self.rest.chars().next() else { return wrong("a tag without its end") };
@@ -184,7 +185,7 @@ impl<'s> Lexer<'s> {
                 '0'..='9' => self.number()?,
                 _ if first == '_' || first.is_alphabetic() => {
                     let end = self.rest.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(self.rest.len());
-                    Token::Name(self.take(end).into())
+                    TemplateToken::Name(self.take(end).into())
                 }
                 _ => {
                     let Some(operator) = OPERATORS.iter().find(|operator| self.rest.starts_with(**operator)) else {
@@ -197,14 +198,14 @@ impl<'s> Lexer<'s> {
                         _ => {}
                     }
                     self.take(operator.len());
-                    Token::Op(operator)
+                    TemplateToken::Op(operator)
                 }
             };
             self.push(token);
         }
     }
 
-    fn number(&mut self) -> Result<Token> {
+    fn number(&mut self) -> Result<TemplateToken> {
         let end = self.rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(self.rest.len());
         let digits = |text: &str| text.chars().all(|c| c.is_ascii_digit() || c == '_');
         let (mut len, mut is_float) = (end, false);
@@ -237,20 +238,20 @@ impl<'s> Lexer<'s> {
             _ => 10,
         };
         let token = match (is_float, radix) {
-            (true, _) => text.parse().ok().map(Token::Float),
-            (_, 10) => text.parse().ok().map(Token::Int),
-            _ => i64::from_str_radix(text.get(2..).unwrap_or_default(), radix).ok().map(Token::Int),
+            (true, _) => text.parse().ok().map(TemplateToken::Float),
+            (_, 10) => text.parse().ok().map(TemplateToken::Int),
+            _ => i64::from_str_radix(text.get(2..).unwrap_or_default(), radix).ok().map(TemplateToken::Int),
         };
         token.map_or_else(|| wrong(format!("invalid number {text}")), Ok)
     }
 
-    fn string(&mut self, quote: char) -> Result<Token> {
+    fn string(&mut self, quote: char) -> Result<TemplateToken> {
         let mut text = String::new();
         let mut chars = self.rest.char_indices().skip(1);
         while let Some((at, c)) = chars.next() {
             if c == quote {
                 self.take(at + 1);
-                return Ok(Token::Str(text));
+                return Ok(TemplateToken::Str(text));
             }
             if c != '\\' {
                 text.push(c);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::lexer::{Token, tokens};
-use super::values::{Fault, Result, wrong};
+use super::lexer::{TemplateToken, tokens};
+use super::values::{RenderFault, Result, wrong};
 
 /// Maximum depth of an expression: a chain such as `a + b + c` is as deep as it is long.
 const MAX_OPERATORS: u32 = 128;
@@ -49,14 +49,14 @@ pub enum StmtKind {
     Print(Expr),
     If(Vec<(Expr, Vec<Stmt>)>, Vec<Stmt>),
     For(Box<For>),
-    Set(Target, Expr),
+    Set(AssignTarget, Expr),
     /// `{% set x | filter %}...{% endset %}`; the filters apply to [`ExprKind::Captured`].
-    SetBlock(Target, Expr, Vec<Stmt>),
+    SetBlock(AssignTarget, Expr, Vec<Stmt>),
     Macro(usize),
     /// `{% call(params) f() %}`: the index of the macro `caller`, and the call.
     Call(usize, Expr),
     Filter(Expr, Vec<Stmt>),
-    With(Vec<(Target, Expr)>, Vec<Stmt>),
+    With(Vec<(AssignTarget, Expr)>, Vec<Stmt>),
     Do(Expr),
     Break,
     Continue,
@@ -64,7 +64,7 @@ pub enum StmtKind {
 
 #[derive(Debug)]
 pub struct For {
-    pub target: Target,
+    pub target: AssignTarget,
     pub iter: Expr,
     pub filter: Option<Expr>,
     pub body: Vec<Stmt>,
@@ -73,10 +73,10 @@ pub struct For {
 
 /// Target of an assignment.
 #[derive(Debug)]
-pub enum Target {
+pub enum AssignTarget {
     Name(Arc<str>),
     Attr(Arc<str>, Arc<str>),
-    Tuple(Vec<Target>),
+    Tuple(Vec<AssignTarget>),
 }
 
 #[derive(Debug)]
@@ -146,7 +146,7 @@ impl ExprKind {
 }
 
 /// Parses a template. On failure, also returns the line.
-pub fn parse(source: &str) -> std::result::Result<Template, (Fault, u32)> {
+pub fn parse(source: &str) -> std::result::Result<Template, (RenderFault, u32)> {
     let mut parser = Parser { tokens: tokens(source)?, at: 0, nesting: 0, template: Template::default() };
     match parser.body(&[]) {
         Ok((body, _)) => {
@@ -158,7 +158,7 @@ pub fn parse(source: &str) -> std::result::Result<Template, (Fault, u32)> {
 }
 
 struct Parser {
-    tokens: Vec<(Token, u32)>,
+    tokens: Vec<(TemplateToken, u32)>,
     at: usize,
     nesting: u32,
     template: Template,
@@ -176,11 +176,11 @@ impl Parser {
         self.tokens.get(self.at).or(self.tokens.last()).map_or(1, |(_, line)| *line)
     }
 
-    fn peek(&self) -> &Token {
-        self.tokens.get(self.at).map_or(&Token::End, |(token, _)| token)
+    fn peek(&self) -> &TemplateToken {
+        self.tokens.get(self.at).map_or(&TemplateToken::End, |(token, _)| token)
     }
 
-    fn next(&mut self) -> Token {
+    fn next(&mut self) -> TemplateToken {
         let token = self.peek().clone();
         self.at += 1;
         token
@@ -195,18 +195,18 @@ impl Parser {
 
     fn is_next(&self, wanted: &str) -> bool {
         match self.peek() {
-            Token::Op(operator) => *operator == wanted,
-            Token::Name(name) => **name == *wanted,
+            TemplateToken::Op(operator) => *operator == wanted,
+            TemplateToken::Name(name) => **name == *wanted,
             _ => false,
         }
     }
 
     fn unexpected<T>(&self, wanted: &str) -> Result<T> {
         let found = match self.peek() {
-            Token::Op(operator) => format!("`{operator}`"),
-            Token::Name(name) => format!("`{name:.40}`"),
-            Token::BlockEnd | Token::PrintEnd => "the end of the tag".into(),
-            Token::End => "the end".into(),
+            TemplateToken::Op(operator) => format!("`{operator}`"),
+            TemplateToken::Name(name) => format!("`{name:.40}`"),
+            TemplateToken::BlockEnd | TemplateToken::PrintEnd => "the end of the tag".into(),
+            TemplateToken::End => "the end".into(),
             _ => "a constant or a text".into(),
         };
         wrong(format!("{found} instead of {wanted}"))
@@ -218,7 +218,7 @@ impl Parser {
 
     fn name(&mut self) -> Result<Arc<str>> {
         match self.peek().clone() {
-            Token::Name(name) => {
+            TemplateToken::Name(name) => {
                 self.at += 1;
                 Ok(name)
             }
@@ -258,23 +258,23 @@ impl Parser {
         loop {
             let line = self.line();
             let kind = match self.next() {
-                Token::Data(data) => StmtKind::Data(self.constant(Constant::Str(data))),
-                Token::PrintStart => {
+                TemplateToken::Data(data) => StmtKind::Data(self.constant(Constant::Str(data))),
+                TemplateToken::PrintStart => {
                     let expr = self.tuple()?;
-                    if !matches!(self.next(), Token::PrintEnd) {
+                    if !matches!(self.next(), TemplateToken::PrintEnd) {
                         self.at -= 1;
                         return self.unexpected("the end of the tag");
                     }
                     StmtKind::Print(expr)
                 }
-                Token::BlockStart => {
+                TemplateToken::BlockStart => {
                     let name = self.name()?;
                     if ends.contains(&&*name) {
                         return Ok((body, name));
                     }
                     self.nested(|parser| parser.statement(&name))?
                 }
-                Token::End if ends.is_empty() => return Ok((body, "".into())),
+                TemplateToken::End if ends.is_empty() => return Ok((body, "".into())),
                 _ => {
                     self.at -= 1;
                     return self.unexpected(&format!("`{}`", ends.join("` or `")));
@@ -294,7 +294,7 @@ impl Parser {
 
     fn tag_end(&mut self) -> Result<()> {
         match self.peek() {
-            Token::BlockEnd => {
+            TemplateToken::BlockEnd => {
                 self.at += 1;
                 Ok(())
             }
@@ -327,7 +327,7 @@ impl Parser {
             }
             "with" => {
                 let mut sets = Vec::new();
-                while !matches!(self.peek(), Token::BlockEnd) {
+                while !matches!(self.peek(), TemplateToken::BlockEnd) {
                     if !sets.is_empty() {
                         self.expect(",")?;
                     }
@@ -427,7 +427,7 @@ impl Parser {
         Ok(StmtKind::SetBlock(target, filters, self.block("endset")?))
     }
 
-    fn target(&mut self) -> Result<Target> {
+    fn target(&mut self) -> Result<AssignTarget> {
         let mut targets = Vec::new();
         let mut is_tuple = false;
         loop {
@@ -437,19 +437,19 @@ impl Parser {
                 target
             } else {
                 let name = self.name()?;
-                if self.skip(".") { Target::Attr(name, self.name()?) } else { Target::Name(name) }
+                if self.skip(".") { AssignTarget::Attr(name, self.name()?) } else { AssignTarget::Name(name) }
             });
             if !self.skip(",") {
                 break;
             }
             is_tuple = true;
-            if !matches!(self.peek(), Token::Name(_)) || self.is_next("in") {
+            if !matches!(self.peek(), TemplateToken::Name(_)) || self.is_next("in") {
                 break;
             }
         }
         match (is_tuple, targets.pop()) {
             (false, Some(target)) => Ok(target),
-            (_, last) => Ok(Target::Tuple(targets.into_iter().chain(last).collect())),
+            (_, last) => Ok(AssignTarget::Tuple(targets.into_iter().chain(last).collect())),
         }
     }
 
@@ -467,7 +467,7 @@ impl Parser {
         }
         let mut items = vec![first];
         while self.skip(",") {
-            if matches!(self.peek(), Token::PrintEnd | Token::BlockEnd) || self.is_next(")") {
+            if matches!(self.peek(), TemplateToken::PrintEnd | TemplateToken::BlockEnd) || self.is_next(")") {
                 break;
             }
             items.push(item(self)?);
@@ -512,7 +512,7 @@ impl Parser {
         let mut comparisons = Vec::new();
         loop {
             let is_not_in = self.is_next("not")
-                && matches!(self.tokens.get(self.at + 1), Some((Token::Name(name), _)) if **name == *"in");
+                && matches!(self.tokens.get(self.at + 1), Some((TemplateToken::Name(name), _)) if **name == *"in");
             let found = COMPARISONS.iter().find(|operator| self.is_next(operator));
             let operator = match found {
                 _ if is_not_in => "not in",
@@ -541,22 +541,22 @@ impl Parser {
     fn primary(&mut self) -> Result<Expr> {
         let token = self.next();
         let constant = match token {
-            Token::Name(name) => match &*name {
+            TemplateToken::Name(name) => match &*name {
                 "true" | "True" => Constant::Bool(true),
                 "false" | "False" => Constant::Bool(false),
                 "none" | "None" => Constant::None,
                 _ => return self.expr(ExprKind::Name(name)),
             },
-            Token::Str(mut text) => {
-                while let Token::Str(more) = self.peek() {
+            TemplateToken::Str(mut text) => {
+                while let TemplateToken::Str(more) = self.peek() {
                     text += more;
                     self.at += 1;
                 }
                 Constant::Str(text.into())
             }
-            Token::Int(number) => Constant::Int(number),
-            Token::Float(number) => Constant::Float(number),
-            Token::Op("(") => {
+            TemplateToken::Int(number) => Constant::Int(number),
+            TemplateToken::Float(number) => Constant::Float(number),
+            TemplateToken::Op("(") => {
                 if self.skip(")") {
                     return self.expr(ExprKind::Tuple(Vec::new()));
                 }
@@ -564,11 +564,11 @@ impl Parser {
                 self.expect(")")?;
                 return Ok(inner);
             }
-            Token::Op("[") => {
+            TemplateToken::Op("[") => {
                 let items = self.items("]", Self::expression)?;
                 return self.expr(ExprKind::List(items));
             }
-            Token::Op("{") => {
+            TemplateToken::Op("{") => {
                 let pairs = self.items("}", |parser| {
                     let key = parser.expression()?;
                     parser.expect(":")?;
@@ -609,8 +609,8 @@ impl Parser {
             if parser.skip("**") {
                 return Ok(Arg::Dict(parser.expression()?));
             }
-            let is_named = matches!(parser.peek(), Token::Name(_))
-                && matches!(parser.tokens.get(parser.at + 1), Some((Token::Op("="), _)));
+            let is_named = matches!(parser.peek(), TemplateToken::Name(_))
+                && matches!(parser.tokens.get(parser.at + 1), Some((TemplateToken::Op("="), _)));
             if is_named {
                 let name = parser.name()?;
                 parser.at += 1;
@@ -625,7 +625,7 @@ impl Parser {
         loop {
             if self.skip(".") {
                 let kind = match self.peek().clone() {
-                    Token::Int(number) => {
+                    TemplateToken::Int(number) => {
                         self.at += 1;
                         let constant = self.constant(Constant::Int(number));
                         ExprKind::Item(Box::new(expr), Box::new(self.expr(ExprKind::Const(constant))?))
@@ -692,8 +692,10 @@ impl Parser {
         let is_negated = self.skip("not");
         let name = self.name()?;
         let begins_operand = match self.peek() {
-            Token::Name(name) => !matches!(&**name, "else" | "or" | "and" | "if" | "in" | "is" | "not"),
-            Token::Str(_) | Token::Int(_) | Token::Float(_) | Token::Op("[" | "{") => true,
+            TemplateToken::Name(name) => !matches!(&**name, "else" | "or" | "and" | "if" | "in" | "is" | "not"),
+            TemplateToken::Str(_) | TemplateToken::Int(_) | TemplateToken::Float(_) | TemplateToken::Op("[" | "{") => {
+                true
+            }
             _ => false,
         };
         let args = if self.is_next("(") {

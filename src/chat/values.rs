@@ -14,7 +14,7 @@ pub const SLOT_BYTES: usize = 32;
 
 /// Why a rendering failed.
 #[derive(Debug)]
-pub enum Fault {
+pub enum RenderFault {
     /// The template raised an exception.
     Raised(String),
     Steps,
@@ -24,10 +24,10 @@ pub enum Fault {
     Wrong(String),
 }
 
-pub type Result<T> = std::result::Result<T, Fault>;
+pub type Result<T> = std::result::Result<T, RenderFault>;
 
 pub fn wrong<T>(message: impl Into<String>) -> Result<T> {
-    Err(Fault::Wrong(message.into()))
+    Err(RenderFault::Wrong(message.into()))
 }
 
 /// The remaining work of a rendering. Nothing is refunded, so the memory in use is less.
@@ -46,19 +46,19 @@ impl Budget {
     }
 
     pub fn step(&self) -> Result<()> {
-        self.steps_left.set(self.steps_left.get().checked_sub(1).ok_or(Fault::Steps)?);
+        self.steps_left.set(self.steps_left.get().checked_sub(1).ok_or(RenderFault::Steps)?);
         Ok(())
     }
 
     pub fn charge(&self, bytes: usize) -> Result<()> {
-        self.bytes_left.set(self.bytes_left.get().checked_sub(bytes as u64).ok_or(Fault::Work)?);
+        self.bytes_left.set(self.bytes_left.get().checked_sub(bytes as u64).ok_or(RenderFault::Work)?);
         Ok(())
     }
 }
 
 /// A string with the ranges that a user wrote.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Text {
+pub struct TrackedText {
     pub text: String,
     /// Ordered, disjoint, not empty.
     pub user: Vec<Range<usize>>,
@@ -66,15 +66,15 @@ pub struct Text {
     pub is_html: bool,
 }
 
-impl Text {
+impl TrackedText {
     pub fn user(text: impl Into<String>) -> Self {
-        let mut user = Text::default();
+        let mut user = TrackedText::default();
         user.push(&text.into(), true);
         user
     }
 
     pub fn template(text: impl Into<String>) -> Self {
-        Text { text: text.into(), ..Text::default() }
+        TrackedText { text: text.into(), ..TrackedText::default() }
     }
 
     /// The cost of reading it, in bytes.
@@ -94,12 +94,12 @@ impl Text {
         self.text.push_str(piece);
     }
 
-    pub fn push_text(&mut self, other: &Text) {
-        other.stretches().for_each(|(piece, is_user)| self.push(piece, is_user));
+    pub fn push_text(&mut self, other: &TrackedText) {
+        other.pieces().for_each(|(piece, is_user)| self.push(piece, is_user));
     }
 
     /// The text in pieces with one author each.
-    pub fn stretches(&self) -> impl Iterator<Item = (&str, bool)> {
+    pub fn pieces(&self) -> impl Iterator<Item = (&str, bool)> {
         let bounds = self.user.iter().flat_map(|range| [(range.start, false), (range.end, true)]);
         let mut done = 0;
         bounds.chain([(self.text.len(), false)]).filter_map(move |(end, is_user)| {
@@ -110,8 +110,8 @@ impl Text {
     }
 
     /// A part of the text.
-    pub fn slice(&self, part: Range<usize>) -> Text {
-        let mut cut = Text::template(self.text.get(part.clone()).unwrap_or_default());
+    pub fn slice(&self, part: Range<usize>) -> TrackedText {
+        let mut cut = TrackedText::template(self.text.get(part.clone()).unwrap_or_default());
         let first = self.user.partition_point(|user| user.end <= part.start);
         let inside = self.user.iter().skip(first).take_while(|user| user.start < part.end);
         let inside = inside.map(|user| user.start.max(part.start)..user.end.min(part.end));
@@ -120,7 +120,7 @@ impl Text {
     }
 
     /// The part covered by `trimmed`, a slice of this text's string.
-    pub fn slice_of(&self, trimmed: &str) -> Text {
+    pub fn slice_of(&self, trimmed: &str) -> TrackedText {
         let start = (trimmed.as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize);
         self.slice(start..start + trimmed.len())
     }
@@ -130,14 +130,14 @@ impl Text {
     }
 
     /// Escapes it as HTML, unless it is marked as HTML.
-    pub fn escaped(&self) -> Text {
-        if self.is_html { self.clone() } else { Text { is_html: true, ..self.map(escape_html) } }
+    pub fn escaped(&self) -> TrackedText {
+        if self.is_html { self.clone() } else { TrackedText { is_html: true, ..self.map(escape_html) } }
     }
 
     /// Changes each piece separately.
-    pub fn map(&self, change: impl Fn(&str) -> String) -> Text {
-        let mut changed = Text::default();
-        self.stretches().for_each(|(piece, is_user)| changed.push(&change(piece), is_user));
+    pub fn map(&self, change: impl Fn(&str) -> String) -> TrackedText {
+        let mut changed = TrackedText::default();
+        self.pieces().for_each(|(piece, is_user)| changed.push(&change(piece), is_user));
         changed
     }
 }
@@ -167,7 +167,7 @@ pub enum Value {
     Bool(bool),
     Int(i64),
     Float(f64),
-    Str(Rc<Text>),
+    Str(Rc<TrackedText>),
     Seq(Rc<Seq>),
     Dict(Rc<Dict>),
     Namespace(Rc<RefCell<HashMap<Rc<str>, Value>>>),
@@ -179,8 +179,8 @@ pub enum Value {
     Function,
 }
 
-impl From<Text> for Value {
-    fn from(text: Text) -> Value {
+impl From<TrackedText> for Value {
+    fn from(text: TrackedText) -> Value {
         Value::Str(Rc::new(text))
     }
 }
@@ -214,7 +214,7 @@ impl Value {
             Value::Float(number) => *number != 0.0,
             Value::Str(text) => !text.text.is_empty(),
             // Python cannot tell whether a generator is empty.
-            Value::Seq(seq) => seq.kind == Kind::Generator || !seq.items.is_empty(),
+            Value::Seq(seq) => seq.kind == SeqKind::Generator || !seq.items.is_empty(),
             Value::Dict(dict) => !dict.pairs.is_empty(),
             Value::Namespace(_) | Value::Loop(_) | Value::Macro(..) | Value::Function => true,
         }
@@ -253,10 +253,10 @@ impl Value {
             Value::Float(_) => "float",
             Value::Str(_) => "string",
             Value::Seq(seq) => match seq.kind {
-                Kind::List => "list",
-                Kind::Tuple => "tuple",
-                Kind::View => "view",
-                Kind::Generator => "generator",
+                SeqKind::List => "list",
+                SeqKind::Tuple => "tuple",
+                SeqKind::View => "view",
+                SeqKind::Generator => "generator",
             },
             Value::Dict(_) => "dict",
             Value::Namespace(_) => "namespace",
@@ -321,7 +321,7 @@ impl Value {
                 budget.charge(text.text.len())?;
                 Ok(text.text.chars().count())
             }
-            Value::Seq(seq) if seq.kind != Kind::Generator => Ok(seq.items.len()),
+            Value::Seq(seq) if seq.kind != SeqKind::Generator => Ok(seq.items.len()),
             Value::Dict(dict) => Ok(dict.pairs.len()),
             _ => wrong(format!("a value of type {} has no length", self.type_name())),
         }
@@ -336,7 +336,7 @@ impl Value {
     }
 
     /// The printed value. Containers are printed as in Python and count as user text.
-    pub fn to_text(&self, budget: &Budget) -> Result<Rc<Text>> {
+    pub fn to_text(&self, budget: &Budget) -> Result<Rc<TrackedText>> {
         if let Value::Str(text) = self {
             budget.charge(text.size())?;
             return Ok(Rc::clone(text));
@@ -346,8 +346,8 @@ impl Value {
             self.write_python(&mut text, budget)?;
         }
         Ok(Rc::new(match self {
-            Value::Seq(_) | Value::Dict(_) => Text::user(text),
-            _ => Text::template(text),
+            Value::Seq(_) | Value::Dict(_) => TrackedText::user(text),
+            _ => TrackedText::template(text),
         }))
     }
 
@@ -372,14 +372,14 @@ impl Value {
                 }
                 text.push('}');
             }
-            Value::Seq(seq) if matches!(seq.kind, Kind::List | Kind::Tuple) => {
-                let (open, close) = if seq.kind == Kind::Tuple { ('(', ')') } else { ('[', ']') };
+            Value::Seq(seq) if matches!(seq.kind, SeqKind::List | SeqKind::Tuple) => {
+                let (open, close) = if seq.kind == SeqKind::Tuple { ('(', ')') } else { ('[', ']') };
                 text.push(open);
                 for (at, item) in seq.items.iter().enumerate() {
                     text.push_str(if at > 0 { ", " } else { "" });
                     item.write_python(text, budget)?;
                 }
-                text.push_str(if seq.kind == Kind::Tuple && seq.items.len() == 1 { "," } else { "" });
+                text.push_str(if seq.kind == SeqKind::Tuple && seq.items.len() == 1 { "," } else { "" });
                 text.push(close);
             }
             _ => return wrong(format!("a value of type {} cannot be printed", self.type_name())),
@@ -483,7 +483,7 @@ impl Size {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SeqKind {
     List,
     Tuple,
     /// Keys, values or items of a dict, with a length.
@@ -496,21 +496,21 @@ pub enum Kind {
 #[derive(Debug)]
 pub struct Seq {
     pub items: Vec<Value>,
-    pub kind: Kind,
+    pub kind: SeqKind,
     size: Size,
 }
 
 impl Seq {
     /// # Errors
     /// If the budget is exceeded or an item is not a plain value.
-    pub fn build(items: Vec<Value>, kind: Kind, budget: &Budget) -> Result<Value> {
+    pub fn build(items: Vec<Value>, kind: SeqKind, budget: &Budget) -> Result<Value> {
         budget.charge(SLOT_BYTES.saturating_mul(items.len() + 1))?;
         let size = Size::of(items.iter())?;
         Ok(Value::Seq(Rc::new(Seq { items, kind, size })))
     }
 
     pub fn list(items: Vec<Value>, budget: &Budget) -> Result<Value> {
-        Seq::build(items, Kind::List, budget)
+        Seq::build(items, SeqKind::List, budget)
     }
 }
 
@@ -624,13 +624,13 @@ pub fn from_json(json: &serde_json::Value, budget: &Budget) -> Result<Value> {
             (Some(number), _) => Value::Int(number),
             (_, number) => Value::Float(number.unwrap_or(f64::NAN)),
         },
-        Json::String(text) => Text::user(text).into(),
+        Json::String(text) => TrackedText::user(text).into(),
         Json::Array(items) => {
             let items: Result<Vec<Value>> = items.iter().map(|item| from_json(item, budget)).collect();
             Seq::list(items?, budget)?
         }
         Json::Object(fields) => {
-            let pair = |(key, value): (&String, _)| Ok((Text::user(key).into(), from_json(value, budget)?));
+            let pair = |(key, value): (&String, _)| Ok((TrackedText::user(key).into(), from_json(value, budget)?));
             let pairs: Result<Vec<_>> = fields.iter().map(pair).collect();
             Dict::build(pairs?, budget)?
         }

@@ -5,10 +5,10 @@ use std::io::{self, IsTerminal, Write};
 use serde_json::Value as Json;
 use tilewright::answer::{Event, ToolCall};
 
-use super::Failure;
+use super::CommandFailure;
 
 /// The printer, and the answer so far.
-pub struct Answer<W> {
+pub struct AnswerPrinter<W> {
     out: W,
     /// Whether thinking is dimmed by escape codes: on a terminal, unless `NO_COLOR` is set.
     dims: bool,
@@ -20,16 +20,16 @@ pub struct Answer<W> {
     pub calls: Vec<ToolCall>,
 }
 
-impl<W: Write> Answer<W> {
+impl<W: Write> AnswerPrinter<W> {
     pub fn new(out: W) -> Self {
         let dims = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         let (thought, text, calls) = (String::new(), String::new(), Vec::new());
-        Answer { out, dims, in_thought: false, at_line_start: false, thought, text, calls }
+        AnswerPrinter { out, dims, in_thought: false, at_line_start: false, thought, text, calls }
     }
 
     /// Prints events. Without dimming, thinking is printed between `<think>` and `</think>`, whatever marks the model
     /// uses.
-    pub fn take(&mut self, events: Vec<Event>) -> Result<(), Failure> {
+    pub fn take(&mut self, events: Vec<Event>) -> Result<(), CommandFailure> {
         for event in events {
             match event {
                 Event::Thinking(text) => {
@@ -62,12 +62,12 @@ impl<W: Write> Answer<W> {
     }
 
     /// Prints plain text.
-    pub fn write(&mut self, text: std::fmt::Arguments<'_>) -> Result<(), Failure> {
+    pub fn write(&mut self, text: std::fmt::Arguments<'_>) -> Result<(), CommandFailure> {
         self.out.write_fmt(text)?;
         Ok(self.out.flush()?)
     }
 
-    fn end_thought(&mut self) -> Result<(), Failure> {
+    fn end_thought(&mut self) -> Result<(), CommandFailure> {
         if std::mem::take(&mut self.in_thought) {
             write!(self.out, "{}", if self.dims { "\x1b[0m\n\n" } else { "\n</think>\n\n" })?;
             self.at_line_start = true;
@@ -76,7 +76,7 @@ impl<W: Write> Answer<W> {
     }
 
     /// Ends the last line.
-    pub fn end(&mut self, is_broken_off: bool) -> Result<(), Failure> {
+    pub fn end(&mut self, is_broken_off: bool) -> Result<(), CommandFailure> {
         self.end_thought()?;
         match (is_broken_off, self.calls.is_empty() || !self.at_line_start) {
             (true, _) => writeln!(self.out, " [interrupted]")?,

@@ -25,7 +25,7 @@ use self::memory::MemoryBenchArgs;
 use self::mol::MolBenchArgs;
 use super::lora::LoraArgs;
 use super::run::{PrecisionArgs, load};
-use super::{DeviceArgs, Failure, print_json, show_bytes};
+use super::{CommandFailure, DeviceArgs, print_json, show_bytes};
 
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -178,7 +178,7 @@ impl BenchArgs {
     }
 }
 
-pub fn bench(args: BenchArgs) -> Result<(), Failure> {
+pub fn bench(args: BenchArgs) -> Result<(), CommandFailure> {
     match args.command {
         None => match &args.model.predict {
             Some(gpu) => predict::bench(gpu, args.model.format.json),
@@ -193,7 +193,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     }
 }
 
-fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
+fn bench_model(args: &ModelBenchArgs) -> Result<(), CommandFailure> {
     let phases = [(Phase::Prefill, &args.n_prompt), (Phase::Decode, &args.n_gen)];
     let cases: Vec<Case> = args
         .depth
@@ -224,7 +224,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
     if let Some(path) = &args.report {
         report::check(path)?;
     }
-    let page = args.html.as_deref().map(|path| html::Page::open(path, &args.page)).transpose()?;
+    let page = args.html.as_deref().map(|path| html::HtmlPage::open(path, &args.page)).transpose()?;
     let given = page.as_ref().map(|_| html::read(&args.with)).transpose()?;
     let device = args.device.open()?;
     // Unknown for GPUs: no WebGPU API reports free memory.
@@ -282,7 +282,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
             true => (Shapes { dim: 512, n_prompt: 32, n_cached: 256 }, &[10]),
             false => (Shapes { dim: 2048, n_prompt: 128, n_cached: 1024 }, &[10, 50, 100]),
         };
-        let kernels = Kernels::measure(&device, shapes, probes.clone(), texts, args.quick)?.told(&device);
+        let kernels = KernelBench::measure(&device, shapes, probes.clone(), texts, args.quick)?.told(&device);
         let memory = memory::usual(&device)?;
         return page.write(&[&[value, kernels, memory][..], &given].concat());
     }
@@ -298,7 +298,7 @@ fn bench_model(args: &ModelBenchArgs) -> Result<(), Failure> {
 }
 
 /// Results of `bench kernels`.
-struct Kernels {
+struct KernelBench {
     shapes: Shapes,
     probes: Probes,
     reads: Reads,
@@ -307,14 +307,14 @@ struct Kernels {
     texts: Vec<CacheRow>,
 }
 
-impl Kernels {
+impl KernelBench {
     fn measure(
         device: &Device,
         shapes: Shapes,
         probes: Probes,
         texts: &[usize],
         quick: bool,
-    ) -> Result<Kernels, Failure> {
+    ) -> Result<KernelBench, CommandFailure> {
         let reads = pollster::block_on(Reads::measure(device))?;
         let rows = pollster::block_on(bench::kernels::measure(device, &shapes, &probes, quick))?;
         let context = texts.iter().max().copied().unwrap_or(0).max(1) as u32;
@@ -323,7 +323,7 @@ impl Kernels {
         let texts = texts.iter().filter(|&&n| n > 0);
         let texts: Vec<CacheRow> =
             texts.map(|&n| pollster::block_on(bench::measure_cache(&mut session, n))).collect::<Result<_, Error>>()?;
-        Ok(Kernels { shapes, probes, reads, rows, model, texts })
+        Ok(KernelBench { shapes, probes, reads, rows, model, texts })
     }
 
     fn told(&self, device: &Device) -> Value {
@@ -339,12 +339,12 @@ impl Kernels {
     }
 }
 
-fn bench_kernels(args: &KernelBenchArgs) -> Result<(), Failure> {
+fn bench_kernels(args: &KernelBenchArgs) -> Result<(), CommandFailure> {
     let shapes = Shapes { dim: args.dim, n_prompt: args.n_prompt, n_cached: args.depth };
     shapes.check()?;
     let device = args.device.open()?;
     let probes = pollster::block_on(Probes::measure(&device))?;
-    let measured = Kernels::measure(&device, shapes, probes, &args.texts, false)?;
+    let measured = KernelBench::measure(&device, shapes, probes, &args.texts, false)?;
     if args.format.json {
         return print_json(&measured.told(&device));
     }
@@ -474,7 +474,7 @@ fn print_cache(out: &mut impl Write, model: &Model, rows: &[CacheRow]) -> io::Re
 }
 
 /// The device and the fields of each row; names of nested fields are joined by a dot.
-fn print_csv<R: Serialize>(out: &mut impl Write, device: &Device, rows: &[R]) -> Result<(), Failure> {
+fn print_csv<R: Serialize>(out: &mut impl Write, device: &Device, rows: &[R]) -> Result<(), CommandFailure> {
     let info = device.info();
     for (i, row) in rows.iter().enumerate() {
         let mut fields = vec![("device".to_string(), json!(info.name)), ("tier".into(), json!(info.tier))];
@@ -514,7 +514,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn csv_fields_are_quoted_where_they_must_be() {
+    fn csv_fields_with_special_characters_are_quoted() {
         let quoted = [("plain", "plain"), ("CPU, 2 threads", "\"CPU, 2 threads\""), ("a \"b\"", "\"a \"\"b\"\"\"")];
         for (text, expected) in quoted {
             assert_eq!(csv_field(&json!(text)), expected);

@@ -13,11 +13,11 @@ use tilewright::generate::{CancelHandle, StopReason};
 use tilewright::grammar::ToolChoice;
 use tilewright::{ChatAnswer, ChatModel, ChatPrompt, ChatRequest, Error, Model, Recovery, Session};
 
-use super::answer::Answer;
+use super::answer::AnswerPrinter;
 use super::guess::{self, Draft};
 use super::lost::each_piece;
 use super::run::{ModelArgs, SamplingArgs};
-use super::{Failure, MARK, read_list, read_text, save_pipeline_caches, tell_findings};
+use super::{CommandFailure, MARK, read_list, read_text, save_pipeline_caches, tell_findings};
 
 /// Chat with a model, in the terminal or through a pipe.
 ///
@@ -114,7 +114,7 @@ const HELP: &str = "\
 Ctrl-C stops the answer, or quits if there is none. A backslash at the end of a line continues the message; lines
 between two lines of \"\"\" are one message.";
 
-pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
+pub fn chat(args: &ChatArgs) -> Result<(), CommandFailure> {
     let options = args.sampling.options()?;
     options.check()?;
     #[cfg_attr(not(feature = "grammar"), expect(unused_mut))]
@@ -148,7 +148,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), Failure> {
             Ok(true) => {}
             Ok(false) => break,
             // At a terminal the user can try again; a script must not continue after an error.
-            Err(Failure::Error(error)) if talks => eprintln!("error: {error}"),
+            Err(CommandFailure::Error(error)) if talks => eprintln!("error: {error}"),
             Err(failure) => return Err(failure),
         }
     }
@@ -187,7 +187,7 @@ fn chat_model(model: &Model, args: &ChatArgs) -> Result<ChatModel, Error> {
 }
 
 /// The next message or command; `None` at the end of the input.
-fn read_message(lines: &mut impl BufRead, talks: bool) -> Result<Option<String>, Failure> {
+fn read_message(lines: &mut impl BufRead, talks: bool) -> Result<Option<String>, CommandFailure> {
     let mut message = String::new();
     loop {
         if talks {
@@ -212,7 +212,7 @@ fn read_message(lines: &mut impl BufRead, talks: bool) -> Result<Option<String>,
 }
 
 /// Lines up to a line of three quotes, or the end of the input.
-fn block(lines: &mut impl BufRead, talks: bool) -> Result<String, Failure> {
+fn block(lines: &mut impl BufRead, talks: bool) -> Result<String, CommandFailure> {
     let mut message = String::new();
     loop {
         if talks {
@@ -266,7 +266,7 @@ struct Chat<'a> {
 
 impl Chat<'_> {
     /// Runs a command or answers a message. Returns `false` at the end of the conversation.
-    fn obey(&mut self, line: &str) -> Result<bool, Failure> {
+    fn obey(&mut self, line: &str) -> Result<bool, CommandFailure> {
         let (command, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match command {
             "/quit" | "/exit" => return Ok(false),
@@ -342,7 +342,7 @@ impl Chat<'_> {
     }
 
     /// Adds the result of the next tool call of the last answer. After the last call, the model continues.
-    fn take_result(&mut self, result: &str) -> Result<(), Failure> {
+    fn take_result(&mut self, result: &str) -> Result<(), CommandFailure> {
         let n_given = self.messages.iter().rev().take_while(|message| message.role == "tool").count();
         let before = self.messages.len() - n_given;
         let asking = before.checked_sub(1).and_then(|at| self.messages.get(at));
@@ -385,30 +385,30 @@ impl Chat<'_> {
 
     /// Answers the last message and prints the answer while it streams. Tokens in the session's KV cache are not
     /// computed again.
-    fn answer(&mut self) -> Result<(), Failure> {
+    fn answer(&mut self) -> Result<(), CommandFailure> {
         let ChatPrompt { ids, options, mut reader } = self.model.prepare(&self.request())?;
         let mut generation = self.session.generate_from(&ids, &options)?;
         if let Some(draft) = &mut self.draft {
             draft.guess_for(&mut generation)?;
         }
         *self.interrupt.current() = Some(generation.cancel_handle());
-        let mut answer = Answer::new(io::stdout().lock());
+        let mut answer = AnswerPrinter::new(io::stdout().lock());
         // Prints the prefill.
         answer.take(reader.push_text(""))?;
         let mut ended =
             each_piece(&mut generation, &mut self.recovery, |piece| answer.take(reader.push(piece.id, &piece.text)?));
-        if !matches!(ended, Err(Failure::StdoutClosed)) {
+        if !matches!(ended, Err(CommandFailure::StdoutClosed)) {
             // Text that the reader held back belongs to the answer, even if it was interrupted.
             ended = answer.take(reader.finish()).and(ended);
         }
         *self.interrupt.current() = None;
         let (reason, prefill, decode) = (generation.stop_reason(), generation.prefill(), generation.decode());
         let speculation = generation.speculation();
-        if !matches!(ended, Err(Failure::StdoutClosed)) {
+        if !matches!(ended, Err(CommandFailure::StdoutClosed)) {
             answer.end(ended.is_err())?;
         }
         ended?;
-        let Answer { text, thought: thinking, calls, .. } = answer;
+        let AnswerPrinter { text, thought: thinking, calls, .. } = answer;
         let answer = ChatAnswer { text, thinking, calls, stop_reason: reason.unwrap_or(StopReason::Cancelled) };
         self.messages.push(answer.into_message(self.messages.len()));
         if io::stderr().is_terminal() {

@@ -26,10 +26,10 @@ use super::DeviceArgs;
 use super::lost::TestLosses;
 use super::run::with_loading_bar;
 use error::{EXIT_CODES, EmbedError};
-use input::{InputFormat, Source};
+use input::{InputFormat, InputSource};
 use job::{Job, OnError, Skipped};
-use log::{Log, Progress};
-use output::{OutputFormat, Target};
+use log::{Log, ProgressLog};
+use output::{OutputFormat, OutputTarget};
 
 /// Embed the texts of a file or stream.
 ///
@@ -117,7 +117,7 @@ impl EmbedArgs {
     fn run(&self, log: Log) -> Result<(), EmbedError> {
         let format = self.check()?;
         let (mut embedder, mut recovery) = self.load(log)?;
-        let source = Source {
+        let source = InputSource {
             path: &self.input,
             format: self.io,
             column: &self.column,
@@ -127,13 +127,14 @@ impl EmbedArgs {
         let dims = embedder.dims();
         let input = source.open()?;
         let input = if format.is_tabular() { tables::tabled(input, &self.column)? } else { input };
-        let output = Target { path: &self.output, format, column: &self.out_column, dims, metadata }.open(&input)?;
+        let output =
+            OutputTarget { path: &self.output, format, column: &self.out_column, dims, metadata }.open(&input)?;
         let job = Job {
             column: &self.column,
             on_error: self.on_error,
             has_nulls: format.has_nulls(),
             log,
-            progress: Progress::new(log, self.progress),
+            progress: ProgressLog::new(log, self.progress),
             skipped: Skipped::create(self.errors.as_deref())?,
         };
         let mut test = TestLosses::from_env();

@@ -11,7 +11,7 @@ use serde_json::json;
 use tilewright::Error;
 use tilewright::hub::{Address, Damaged, Event, Hub, Verified};
 
-use super::{Failure, print_json, show_bytes};
+use super::{CommandFailure, print_json, show_bytes};
 
 /// Download or update a model and print its path.
 ///
@@ -58,13 +58,13 @@ const AVAILABLE: &str = include_str!("../../assets/models.json");
 
 /// The contents of `assets/models.json`.
 #[derive(Deserialize)]
-struct Table {
-    models: Vec<Known>,
+struct ModelTable {
+    models: Vec<KnownModel>,
 }
 
 /// A model that is known to run.
 #[derive(Deserialize, Serialize)]
-struct Known {
+struct KnownModel {
     name: String,
     address: String,
     /// `chat` or `embed`.
@@ -89,7 +89,7 @@ pub fn localise(model: &mut PathBuf, tell: &mut dyn FnMut(&str)) -> Result<(), E
     Ok(())
 }
 
-pub fn pull(args: &PullArgs) -> Result<(), Failure> {
+pub fn pull(args: &PullArgs) -> Result<(), CommandFailure> {
     if args.verify {
         verify(args.address.as_ref())?;
     }
@@ -101,7 +101,7 @@ pub fn pull(args: &PullArgs) -> Result<(), Failure> {
 }
 
 /// Verifies cached files and reports damaged ones. Fails if one cannot be downloaded again.
-fn verify(address: Option<&Address>) -> Result<(), Failure> {
+fn verify(address: Option<&Address>) -> Result<(), CommandFailure> {
     let bar = progress_bar();
     let verified = Hub::from_env()?.verify(address, &mut |event| show(&bar, event));
     bar.finish_and_clear();
@@ -123,7 +123,7 @@ fn verify(address: Option<&Address>) -> Result<(), Failure> {
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
-pub fn list(args: &ListArgs) -> Result<(), Failure> {
+pub fn list(args: &ListArgs) -> Result<(), CommandFailure> {
     if args.available {
         return list_available(args.json);
     }
@@ -156,7 +156,7 @@ pub fn list(args: &ListArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-fn list_available(as_json: bool) -> Result<(), Failure> {
+fn list_available(as_json: bool) -> Result<(), CommandFailure> {
     let models = available()?;
     if as_json {
         return print_json(&json!(models));
@@ -173,8 +173,8 @@ fn list_available(as_json: bool) -> Result<(), Failure> {
 }
 
 /// The table of models that are known to run.
-fn available() -> Result<Vec<Known>, Error> {
-    let table: Table = serde_json::from_str(AVAILABLE).map_err(|error| Error::Format {
+fn available() -> Result<Vec<KnownModel>, Error> {
+    let table: ModelTable = serde_json::from_str(AVAILABLE).map_err(|error| Error::Format {
         format: "json",
         field: "assets/models.json".into(),
         offset: 0,
@@ -184,7 +184,7 @@ fn available() -> Result<Vec<Known>, Error> {
     Ok(table.models)
 }
 
-pub fn rm(args: &RmArgs) -> Result<(), Failure> {
+pub fn rm(args: &RmArgs) -> Result<(), CommandFailure> {
     let freed = Hub::from_env()?.remove(&args.address)?;
     let mut out = io::stdout().lock();
     writeln!(out, "{freed} bytes freed ({})", show_bytes(freed))?;
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_are_correct_across_leap_years() {
         for (seconds, want) in [
             (0, "1970-01-01"),
             (951_782_399, "2000-02-28"),
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_models_has_addresses() {
+    fn every_listed_model_has_a_valid_address() {
         let models = available().unwrap();
         assert!(models.len() > 5);
         for model in models {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_stays() {
+    fn path_without_hub_prefix_is_left_unchanged() {
         for path in ["model.gguf", "./hf:a/b", "folder/"] {
             let mut model = PathBuf::from(path);
             localise(&mut model, &mut |_| {}).unwrap();

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 use tilewright::{AdapterReport, Device};
 
-use super::{DeviceArgs, Failure, print_json, show_bytes};
+use super::{CommandFailure, DeviceArgs, print_json, show_bytes};
 
 #[derive(Args)]
 pub struct InfoArgs {
@@ -17,7 +17,7 @@ pub struct InfoArgs {
     json: bool,
 }
 
-pub fn info(args: &InfoArgs) -> Result<(), Failure> {
+pub fn info(args: &InfoArgs) -> Result<(), CommandFailure> {
     let adapters = args.device.quietly(|| pollster::block_on(Device::adapters()));
     let device = args.device.open()?;
     let chosen = device.info();

@@ -12,7 +12,7 @@ use tilewright::load::{FileBytes, ModelFile, ModelShape};
 use tilewright::{Embedder, Error, LoadOptions, MemoryPlan, Model, Reranker};
 
 use super::run::PrecisionArgs;
-use super::{DeviceArgs, Failure, print_json, show_bytes};
+use super::{CommandFailure, DeviceArgs, print_json, show_bytes};
 
 #[derive(Args)]
 pub struct InspectArgs {
@@ -34,12 +34,12 @@ pub struct InspectArgs {
 
 /// Contents of the files, independent of the model's architecture.
 #[derive(Default)]
-struct Content {
+struct FileSummary {
     metadata: Vec<(String, serde_json::Value)>,
     tensors: Vec<TensorInfo>,
 }
 
-pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
+pub fn inspect(args: &InspectArgs) -> Result<(), CommandFailure> {
     let content = match &args.file {
         Some(path) => read(path)?,
         None => gguf(ModelFile::BUILTIN)?,
@@ -91,7 +91,7 @@ pub fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-fn as_json(content: &Content, plan: &Result<MemoryPlan, Error>) -> serde_json::Value {
+fn as_json(content: &FileSummary, plan: &Result<MemoryPlan, Error>) -> serde_json::Value {
     let metadata: Map<String, serde_json::Value> = content.metadata.iter().cloned().collect();
     let tensors: Vec<_> = content
         .tensors
@@ -114,7 +114,7 @@ fn as_json(content: &Content, plan: &Result<MemoryPlan, Error>) -> serde_json::V
 }
 
 /// Reads headers only; for a folder, those of all its safetensors files.
-fn read(path: &Path) -> Result<Content, Error> {
+fn read(path: &Path) -> Result<FileSummary, Error> {
     let is_safetensors = |path: &Path| path.extension().is_some_and(|ext| ext == "safetensors");
     if path.is_dir() {
         let io = |source| Error::Io { path: path.into(), source };
@@ -124,7 +124,7 @@ fn read(path: &Path) -> Result<Content, Error> {
         }
         files.retain(|file| is_safetensors(file));
         files.sort();
-        let mut content = Content::default();
+        let mut content = FileSummary::default();
         for file in files {
             let part = read(&file)?;
             content.metadata.extend(part.metadata);
@@ -138,13 +138,13 @@ fn read(path: &Path) -> Result<Content, Error> {
     }
     let file = Safetensors::parse(&bytes, bytes.len() as u64).map_err(|e| e.in_file(path))?;
     let metadata = file.metadata.into_iter().map(|(key, value)| (key, value.into())).collect();
-    Ok(Content { metadata, tensors: file.tensors })
+    Ok(FileSummary { metadata, tensors: file.tensors })
 }
 
-fn gguf(bytes: &[u8]) -> Result<Content, Error> {
+fn gguf(bytes: &[u8]) -> Result<FileSummary, Error> {
     let file = Gguf::parse(bytes, bytes.len() as u64)?;
     let metadata = file.metadata.iter().map(|(key, value)| (key.to_string(), plain(value))).collect();
-    Ok(Content { metadata, tensors: file.tensors })
+    Ok(FileSummary { metadata, tensors: file.tensors })
 }
 
 /// A metadata value as JSON; arrays, which may be whole vocabularies, as a summary.

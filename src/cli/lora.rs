@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scale_is_told_from_a_path() {
+    fn lora_argument_is_split_into_path_and_scale() {
         let read = |text: &str| text.parse::<Lora>();
         let of = |path: &str, scale| Ok(Lora { path: path.into(), scale });
         assert_eq!(read("a.gguf"), of("a.gguf", 1.0));

@@ -4,15 +4,15 @@
 use tilewright::generate::{Generation, Piece};
 use tilewright::{Device, Model, Recovery};
 
-use super::Failure;
+use super::CommandFailure;
 
 /// Passes each piece of a generation to `on_piece`. After a device loss, the generation resumes with the same tokens
 /// and repeats no piece. Returns the number of losses.
 pub fn each_piece(
     generation: &mut Generation<'_>,
     recovery: &mut Recovery<'_, Model>,
-    mut on_piece: impl FnMut(Piece) -> Result<(), Failure>,
-) -> Result<usize, Failure> {
+    mut on_piece: impl FnMut(Piece) -> Result<(), CommandFailure>,
+) -> Result<usize, CommandFailure> {
     let (mut n_losses, mut test) = (0, TestLosses::from_env());
     loop {
         test.step(generation.session().model().device());
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_goes_on_through_three_losses_and_ends_on_the_cpu() {
+    fn generation_survives_three_device_losses_then_uses_the_cpu() {
         let Some(device) = gpu() else { return };
         let options = GenerateOptions { max_tokens: 40, repeat_penalty: 1.1, seed: 5, ..GenerateOptions::default() };
         let mut session = Model::builtin(&device).unwrap().session().unwrap();

@@ -9,7 +9,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use tilewright::Error;
 
-use super::{Cli, Failure};
+use super::{Cli, CommandFailure};
 
 /// Print a shell completion script.
 #[derive(Args)]
@@ -34,7 +34,7 @@ pub struct ManArgs {
     dir: Option<PathBuf>,
 }
 
-pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+pub fn completions(args: &CompletionsArgs) -> Result<(), CommandFailure> {
     let mut command = Cli::command();
     let name = command.get_name().to_string();
     // In memory first: clap_complete panics if a write fails, such as to a closed pipe.
@@ -43,7 +43,7 @@ pub fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
     print(&script)
 }
 
-pub fn man(args: &ManArgs) -> Result<(), Failure> {
+pub fn man(args: &ManArgs) -> Result<(), CommandFailure> {
     // `help` has no page.
     let command = Cli::command().disable_help_subcommand(true);
     let Some(folder) = &args.dir else {
@@ -55,7 +55,7 @@ pub fn man(args: &ManArgs) -> Result<(), Failure> {
     Ok(written.map_err(|source| Error::Io { path: folder.clone(), source })?)
 }
 
-fn print(text: &[u8]) -> Result<(), Failure> {
+fn print(text: &[u8]) -> Result<(), CommandFailure> {
     let mut out = io::stdout().lock();
     out.write_all(text)?;
     Ok(out.flush()?)

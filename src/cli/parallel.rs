@@ -11,7 +11,7 @@ use tilewright::generate::StopReason;
 use tilewright::tokenizer::EncodeOptions;
 use tilewright::{Error, GenerateOptions, Model, Recovery};
 
-use super::Failure;
+use super::CommandFailure;
 
 /// Options for a single completion.
 const OF_ONE: &[&str] = &[
@@ -33,7 +33,7 @@ pub struct ParallelArgs {
     #[arg(
         long,
         value_name = "N",
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(EngineOptions::MOST_SEQUENCES)),
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(EngineOptions::MAX_SEQUENCES)),
         requires = "prompt_file",
         conflicts_with_all = OF_ONE
     )]
@@ -41,7 +41,7 @@ pub struct ParallelArgs {
 }
 
 /// The completion of a line.
-struct Line {
+struct PromptLine {
     at: usize,
     stream: Stream,
     seed: u64,
@@ -55,7 +55,7 @@ pub fn run(
     prompts: (&str, EncodeOptions),
     options: &GenerateOptions,
     as_json: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let engine_options = EngineOptions {
         max_sequences: n_at_once,
         max_queued: n_at_once as usize,
@@ -92,8 +92,8 @@ fn print_all(
     (prompts, encoding): (&str, EncodeOptions),
     options: &GenerateOptions,
     as_json: bool,
-) -> Result<(), Failure> {
-    let mut waiting: VecDeque<Line> = VecDeque::new();
+) -> Result<(), CommandFailure> {
+    let mut waiting: VecDeque<PromptLine> = VecDeque::new();
     for (at, prompt) in prompts.lines().enumerate() {
         let ids = engine.model().encode_with(prompt, encoding)?;
         let seed = options.seed.wrapping_add(at as u64);
@@ -105,12 +105,12 @@ fn print_all(
                 submitted => break submitted?,
             }
         };
-        waiting.push_back(Line { at, stream, seed });
+        waiting.push_back(PromptLine { at, stream, seed });
     }
     waiting.into_iter().try_for_each(|line| print(line, as_json))
 }
 
-fn print(Line { at, mut stream, seed }: Line, as_json: bool) -> Result<(), Failure> {
+fn print(PromptLine { at, mut stream, seed }: PromptLine, as_json: bool) -> Result<(), CommandFailure> {
     let (mut text, mut token_ids, mut logprobs) = (String::new(), Vec::new(), Vec::new());
     while let Some(piece) = pollster::block_on(stream.next()) {
         let piece = piece?;

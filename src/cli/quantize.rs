@@ -11,7 +11,7 @@ use tilewright::formats::BlockType;
 use tilewright::formats::quantize::QUANTIZABLE;
 use tilewright::load::convert::{ImportanceMatrix, QuantizeOptions, QuantizeReport, quantize_file};
 
-use super::{Failure, print_json, show_bytes};
+use super::{CommandFailure, print_json, show_bytes};
 
 /// Convert a model to a GGUF file with its matrices in another type.
 ///
@@ -49,7 +49,7 @@ pub struct QuantizeArgs {
     json: bool,
 }
 
-pub fn quantize(args: &QuantizeArgs) -> Result<(), Failure> {
+pub fn quantize(args: &QuantizeArgs) -> Result<(), CommandFailure> {
     if args.output.exists() && !args.force {
         // Before anything is read. The library checks this too, but its message does not mention `--force`.
         let source = io::Error::new(io::ErrorKind::AlreadyExists, "exists already; --force overwrites it");

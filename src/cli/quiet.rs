@@ -100,7 +100,7 @@ mod tests {
 
     /// Of two overlapping redirections the first one ends first; the second one restores stderr.
     #[test]
-    fn stderr_comes_back_after_the_last_of_several() {
+    fn stderr_is_restored_after_the_last_of_nested_redirects() {
         let real = stderr();
         turn_away().unwrap();
         let away = stderr();

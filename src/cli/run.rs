@@ -19,14 +19,14 @@ use tilewright::tokenizer::EncodeOptions;
 use tilewright::{ChatModel, ChatRequest};
 use tilewright::{Counters, Device, DeviceChoice, Error, GenerateOptions, LoadOptions, Model, Recovery};
 
-use super::answer::Answer;
+use super::answer::AnswerPrinter;
 use super::guess::{self, DraftArgs, GuessArgs};
 use super::lora::LoraArgs;
 use super::lost::each_piece;
 use super::parallel::{self, ParallelArgs};
 use super::several::SeveralArgs;
 use super::{
-    DeviceArgs, Failure, parse_bytes, parse_device, print_json, read_text, save_pipeline_caches, show_bytes,
+    CommandFailure, DeviceArgs, parse_bytes, parse_device, print_json, read_text, save_pipeline_caches, show_bytes,
     tell_findings, text_of,
 };
 
@@ -453,7 +453,7 @@ impl SamplingArgs {
     }
 }
 
-pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
+pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), CommandFailure> {
     #[cfg_attr(not(all(feature = "chat", feature = "grammar")), expect(unused_mut))]
     let mut options = GenerateOptions {
         tokens_per_submit: args.tokens_per_submit,
@@ -500,7 +500,7 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
     let mut out: Box<dyn Write> = if args.json { Box::new(io::sink()) } else { Box::new(io::stdout().lock()) };
     write!(out, "{prompt}")?;
     out.flush()?;
-    let mut answer = Answer::new(&mut out);
+    let mut answer = AnswerPrinter::new(&mut out);
     let (mut text, mut token_ids, mut logprobs) = (String::new(), Vec::new(), Vec::new());
     let mut ended = each_piece(&mut generation, &mut recovery, |piece| {
         token_ids.push(piece.id);
@@ -513,11 +513,11 @@ pub fn run(path: Option<&Path>, args: &GenerateArgs) -> Result<(), Failure> {
         }
     });
     if let Some(reader) = &mut reader
-        && !matches!(ended, Err(Failure::StdoutClosed))
+        && !matches!(ended, Err(CommandFailure::StdoutClosed))
     {
         ended = answer.take(reader.finish()).and(ended);
     }
-    if !matches!(ended, Err(Failure::StdoutClosed)) {
+    if !matches!(ended, Err(CommandFailure::StdoutClosed)) {
         // The text before an error is not complete, and must not look so.
         answer.end(ended.is_err())?;
     }

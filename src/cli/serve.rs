@@ -18,7 +18,7 @@ use tilewright::{
 use super::guess::DraftArgs;
 use super::lora::Lora;
 use super::run::{self, ModelArgs, with_loading_bar};
-use super::{Failure, hub, parse_bytes, save_pipeline_caches, tell_findings};
+use super::{CommandFailure, hub, parse_bytes, save_pipeline_caches, tell_findings};
 
 /// Name of the built-in model.
 const BUILTIN: &str = "stories";
@@ -216,26 +216,26 @@ fn parse_some_bytes(text: &str) -> Result<u64, String> {
 }
 
 /// Loads models. Each device is opened once, and again after a loss.
-pub struct Loader {
+pub struct ModelLoader {
     args: ModelArgs,
     engine: EngineOptions,
     template: Option<String>,
     adapters: Vec<ServedAdapter>,
     draft: Option<DraftArgs>,
     /// Devices of the engines, then those of `--layers-on`.
-    places: Vec<Place>,
+    places: Vec<SharedDevice>,
     n_engines: usize,
     /// Notices held back until the server listens; then `None`.
     held: Mutex<Option<Vec<String>>>,
 }
 
 /// A device that models share.
-struct Place {
+struct SharedDevice {
     choice: DeviceChoice,
     device: Mutex<Option<Device>>,
 }
 
-impl Place {
+impl SharedDevice {
     fn device(&self, args: &ModelArgs) -> Result<Device, Error> {
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
         match &*device {
@@ -245,10 +245,10 @@ impl Place {
     }
 }
 
-impl Loader {
+impl ModelLoader {
     /// Loads models with these options, without LoRA adapters or a draft model.
-    pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Result<Arc<Loader>, Error> {
-        Loader::with(args, engine, template, (Vec::new(), None))
+    pub fn new(args: ModelArgs, engine: EngineOptions, template: Option<String>) -> Result<Arc<ModelLoader>, Error> {
+        ModelLoader::with(args, engine, template, (Vec::new(), None))
     }
 
     fn with(
@@ -256,13 +256,13 @@ impl Loader {
         engine: EngineOptions,
         template: Option<String>,
         (adapters, draft): (Vec<ServedAdapter>, Option<DraftArgs>),
-    ) -> Result<Arc<Loader>, Error> {
+    ) -> Result<Arc<ModelLoader>, Error> {
         let mut choices = args.devices()?;
         let n_engines = choices.len();
         choices.extend(args.layers_on().map(Clone::clone));
-        let places = choices.into_iter().map(|choice| Place { choice, device: Mutex::default() }).collect();
+        let places = choices.into_iter().map(|choice| SharedDevice { choice, device: Mutex::default() }).collect();
         let held = Mutex::new(Some(Vec::new()));
-        Ok(Arc::new(Loader { args, engine, template, adapters, draft, places, n_engines, held }))
+        Ok(Arc::new(ModelLoader { args, engine, template, adapters, draft, places, n_engines, held }))
     }
 
     /// The model given as `[NAME=]MODEL`, or the built-in one.
@@ -301,8 +301,9 @@ impl Loader {
         let mut models = Vec::new();
         for (i, breaker) in breakers.iter().enumerate() {
             let loader = self.clone();
-            let mut recovery = Recovery::new(move || loader.open(i), |device| self.load_onto(name, path, device), tell)
-                .with_breaker(breaker.clone());
+            let mut recovery =
+                Recovery::new(move || loader.open(i), |device| self.load_onto(name, path, device), report)
+                    .with_breaker(breaker.clone());
             let loaded = match breaker.admits(Instant::now()) {
                 true => recovery.load(&self.open(i)?)?,
                 false => recovery.load(&Device::cpu())?,
@@ -313,22 +314,22 @@ impl Loader {
             }
         }
         let engine = Engine::spawn_with(models, &self.engine)?;
-        self.tell(format!("KV cache of `{name}`: {} tokens", engine.stats().cache_tokens));
+        self.report(format!("KV cache of `{name}`: {} tokens", engine.stats().cache_tokens));
         Ok(Loaded::Decoder(Arc::new(Decoder::of(engine, self.template.as_deref())?)))
     }
 
     /// Prints a notice, but not before the server's address.
-    fn tell(&self, notice: String) {
+    fn report(&self, notice: String) {
         match &mut *self.held.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(held) => held.push(notice),
-            None => tell(&notice),
+            None => report(&notice),
         }
     }
 
     /// Prints the notices held back.
     fn tell_held(&self) {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
-        held.into_iter().flatten().for_each(|notice| tell(&notice));
+        held.into_iter().flatten().for_each(|notice| report(&notice));
     }
 
     /// The `i`-th device.
@@ -399,7 +400,7 @@ impl Loader {
         let (opens, loads) = (self.clone(), self.clone());
         move || {
             let load = move |device: &Device| loads.load_decoder(&name, path.as_deref(), device);
-            Recovery::new(move || opens.open(i), load, tell).with_breaker(breaker)
+            Recovery::new(move || opens.open(i), load, report).with_breaker(breaker)
         }
     }
 }
@@ -410,7 +411,7 @@ enum Loading {
     Decoder(Model),
 }
 
-fn tell(notice: &str) {
+fn report(notice: &str) {
     eprintln!("notice: {notice}");
 }
 
@@ -457,7 +458,7 @@ fn keys(given: Vec<String>, files: &[PathBuf]) -> Result<Vec<String>, Error> {
     Ok(keys)
 }
 
-pub fn serve(args: ServeArgs) -> Result<(), Failure> {
+pub fn serve(args: ServeArgs) -> Result<(), CommandFailure> {
     let ServeArgs { models, host, port, allow_host, cors, tls_cert, tls_key, page, .. } = args;
     let api_keys = keys(args.api_key, &args.api_key_file)?;
     let EngineArgs {
@@ -490,7 +491,7 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
     };
     engine.check()?;
     let adapters = args.lora_adapter.clone();
-    let loader = Loader::with(args.model, engine, args.template, (args.lora_adapter, Some(draft)))?;
+    let loader = ModelLoader::with(args.model, engine, args.template, (args.lora_adapter, Some(draft)))?;
     let mut specs: Vec<ModelSpec> =
         models.iter().map(|given| loader.spec(Some(given))).collect::<Result<_, Error>>()?;
     if specs.is_empty() {
@@ -528,7 +529,7 @@ pub fn serve(args: ServeArgs) -> Result<(), Failure> {
         origins: cors,
         page,
         tls: tls_cert.zip(tls_key),
-        tell: Some(Arc::new(|line: &str| eprintln!("error: {line}"))),
+        report: Some(Arc::new(|line: &str| eprintln!("error: {line}"))),
         log: args.log_requests.then(|| Arc::new(|line: &str| eprintln!("{line}")) as _),
         // By the OpenTelemetry specification, an empty variable is the same as none.
         #[cfg(feature = "telemetry")]
@@ -597,7 +598,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_come_from_arguments_and_files() {
+    fn api_keys_are_read_from_arguments_and_files() {
         let file = std::env::temp_dir().join(format!("tilewright-keys-{}", std::process::id()));
         // With a byte order mark and CRLF, as on Windows.
         std::fs::write(&file, "\u{feff}one\r\n\r\n two \r\n").unwrap();
@@ -611,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn models_have_the_names_that_are_given_or_their_files() {
+    fn model_name_is_the_given_one_or_that_of_its_file() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf");
         let name = |given: &str| named(given).map(|(name, path)| (name, path.exists())).unwrap();
         assert_eq!(name(file), ("stories".into(), true));

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tilewright::generate::{BeamOptions, StopReason};
 use tilewright::{Error, GenerateOptions, Session};
 
-use super::{Failure, print_json};
+use super::{CommandFailure, print_json};
 
 /// Sampling options and options about single tokens, which beam search does not support.
 const OF_DRAWS: [&str; 14] = [
@@ -50,7 +50,7 @@ impl SeveralArgs {
         prompt_ids: &[u32],
         options: &GenerateOptions,
         (as_json, as_ids): (bool, bool),
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, CommandFailure> {
         match (self.beams, self.count) {
             (Some(width), _) => print_beams(session, prompt_ids, options, width, (as_json, as_ids))?,
             (None, Some(count)) => print_drawn(session, prompt_ids, options, count, (as_json, as_ids))?,
@@ -66,7 +66,7 @@ fn print_beams(
     options: &GenerateOptions,
     width: usize,
     (as_json, as_ids): (bool, bool),
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     refuse_constraint(options)?;
     let model = session.model();
     let beam = BeamOptions {
@@ -114,7 +114,7 @@ fn print_drawn(
     options: &GenerateOptions,
     count: u64,
     (as_json, as_ids): (bool, bool),
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let mut texts = Vec::new();
     for i in 0..count {
         let options = GenerateOptions { seed: options.seed.wrapping_add(i), ..options.clone() };

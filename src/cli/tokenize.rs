@@ -8,7 +8,7 @@ use serde_json::json;
 use tilewright::load::{self, ModelFile};
 use tilewright::tokenizer::EncodeOptions;
 
-use super::{Failure, print_json};
+use super::{CommandFailure, print_json};
 
 #[derive(Args)]
 pub struct TokenizeArgs {
@@ -28,7 +28,7 @@ pub struct TokenizeArgs {
     json: bool,
 }
 
-pub fn tokenize(args: &TokenizeArgs) -> Result<(), Failure> {
+pub fn tokenize(args: &TokenizeArgs) -> Result<(), CommandFailure> {
     let tokenizer = match &args.model {
         Some(path) => load::tokenizer(path)?,
         None => ModelFile::builtin()?.header.tokenizer?,

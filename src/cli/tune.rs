@@ -8,7 +8,7 @@ use serde_json::json;
 use tilewright::load::ModelFile;
 use tilewright::tuning::{self, Timed};
 
-use super::{DeviceArgs, Failure, print_json};
+use super::{CommandFailure, DeviceArgs, print_json};
 
 #[derive(Args)]
 pub struct TuneArgs {
@@ -22,7 +22,7 @@ pub struct TuneArgs {
     json: bool,
 }
 
-pub fn tune(args: &TuneArgs) -> Result<(), Failure> {
+pub fn tune(args: &TuneArgs) -> Result<(), CommandFailure> {
     let file = match &args.model {
         Some(path) => ModelFile::open(path)?,
         None => ModelFile::builtin()?,

@@ -356,7 +356,7 @@ impl Product<'_> {
 
     fn write(&self, weight: Option<WeightType>, to: OutputRows<'_>) {
         /// Tokens whose sums stay in the second-level cache with a panel.
-        const MOST_TOKENS: usize = 512;
+        const MAX_TOKENS: usize = 512;
         let &Product { form, w, w_scales, panels, first_row, x, n_tokens, n_out, n_blocks } = self;
         let (words, w) = (w, Packed::new(weight, w, w_scales));
         // Where nobody asks for panels, as in browsers, the compiler then leaves their products out.
@@ -364,7 +364,7 @@ impl Product<'_> {
         let in_registers = form.in_registers(n_tokens);
         let rounds = form.rounds && if in_registers { w.rounds() } else { w.rounds_panels() };
         let rounded = rounds.then(|| Rounded::of(x, n_blocks, &w));
-        let n_passes = n_tokens.div_ceil(MOST_TOKENS).max(1);
+        let n_passes = n_tokens.div_ceil(MAX_TOKENS).max(1);
         let height = n_tokens.div_ceil(n_passes).max(1);
         let width = if in_registers {
             threads::chunk_len(n_out, 4, 256)
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn dots_agree_with_f64() {
+    fn dot_products_agree_with_f64() {
         for [n_rows, n_tokens, dim] in [[1, 1, 32], [16, 4, 64], [17, 5, 96], [80, 33, 160], [3, 70, 1024]] {
             let (w, x) = (numbers(n_rows * dim, 1), numbers(n_tokens * dim, 2));
             let dot = |t: usize, n: usize| -> f64 {
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn dots_do_not_depend_on_the_number_of_tokens() {
+    fn dot_products_do_not_depend_on_the_token_count() {
         const MOST: usize = 130;
         for (n_rows, dim) in [(1, 24), (1, 64), (1, 768), (3, 384), (16, 384), (17, 1536), (33, 520), (96, 1536)] {
             let (w, x) = (numbers(n_rows * dim, 1), numbers(MOST * dim, 2));
@@ -474,7 +474,7 @@ mod tests {
 
     /// Panels of other widths, as other numbers of tokens ask for, end in other tiles.
     #[test]
-    fn dots_do_not_depend_on_the_rows_beside() {
+    fn dot_products_do_not_depend_on_neighbouring_rows() {
         let (dim, n_tokens, n_rows) = (200, 7, 23);
         let (w, x) = (numbers(n_rows * dim, 1), numbers(n_tokens * dim, 2));
         let ways: [fn(Dots<'_>); 3] =

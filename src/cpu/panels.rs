@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_come_back_from_panels() {
+    fn packed_panels_unpack_to_the_same_rows() {
         for weight in [PanelWeight::F32, PanelWeight::F16] {
             for (n_rows, dim, lanes) in [(48, 32, 16), (70, 64, 16), (1, 32, 8), (95, 1056, 8)] {
                 let panels = panels(n_rows, dim, lanes, weight);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn products_agree_whatever_the_vectors_and_the_tokens() {
+    fn panel_products_agree_for_any_lanes_and_token_count() {
         for weight in [PanelWeight::F32, PanelWeight::F16] {
             for (n_rows, dim) in [(48, 32), (70, 64), (24, 1056), (95, 544)] {
                 for n_tokens in [1, 3, 4, 7, 8, 13, 20] {

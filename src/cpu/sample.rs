@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_likely_token_is_drawn_where_nothing_else_is_left() {
+    fn sampling_with_one_candidate_left_draws_the_argmax() {
         for n in [1usize, 5, 256, 1000] {
             // All different, the largest one in turn anywhere.
             let mut logits: Vec<f32> = (0..n).map(|i| ((i * 7919 + 11) % 1009) as f32 / 100.0 - 5.0).collect();
@@ -409,7 +409,7 @@ mod tests {
 
     /// Each setting leaves tokens 2, 4 and 3 of six, and what is left is drawn in proportion.
     #[test]
-    fn tokens_are_drawn_as_often_as_their_probability_says() {
+    fn sampling_frequencies_match_probabilities() {
         let probs = [0.03f32, 0.02, 0.4, 0.2, 0.3, 0.05];
         let logits = probs.map(|p| p.ln() + 3.0);
         for sampling in [Sampling { top_k: 3, ..OFF }, Sampling { top_p: 0.85, ..OFF }, Sampling { min_p: 0.3, ..OFF }]

@@ -37,7 +37,7 @@ mod tests {
     use crate::cpu::Operand;
 
     #[test]
-    fn softmax_of_extreme_rows() {
+    fn softmax_of_extreme_rows_is_exact() {
         let mut x = vec![-1e4f32; 2 * 7];
         x[2] = 1e4;
         x[6] = 1e4;

@@ -52,19 +52,19 @@ pub(super) fn batches(lengths: &[usize], max_tokens: usize) -> Vec<Vec<usize>> {
 
 /// Output layer after the encoder: one row per text.
 #[derive(Clone, Debug)]
-pub(crate) enum Head {
+pub(crate) enum OutputHead {
     /// A vector.
     Vector { pooling: Pooling, normalize: bool },
     /// A score.
     Score(Box<ScoreHead>),
 }
 
-impl Head {
+impl OutputHead {
     /// Elements in a text's row.
     fn width(&self, encoder: &Transformer) -> u32 {
         match self {
-            Head::Vector { .. } => encoder.config.dim,
-            Head::Score(_) => 1,
+            OutputHead::Vector { .. } => encoder.config.dim,
+            OutputHead::Score(_) => 1,
         }
     }
 }
@@ -73,12 +73,12 @@ impl Head {
 pub(super) struct EncoderPasses {
     device: Device,
     encoder: Transformer,
-    head: Head,
+    head: OutputHead,
     max_len: u32,
-    state: Mutex<State>,
+    state: Mutex<EncoderState>,
 }
 
-struct State {
+struct EncoderState {
     passes: LruCache<BatchSize, Arc<RecordedBatch>>,
     /// Passes run one at a time, so they share memory for temporaries.
     workspace: Workspace,
@@ -92,8 +92,8 @@ struct RecordedBatch {
 }
 
 impl EncoderPasses {
-    pub fn new(device: &Device, encoder: Transformer, head: Head, max_len: u32) -> EncoderPasses {
-        let state = State { passes: LruCache::new(KEPT_PASSES), workspace: Workspace::default() };
+    pub fn new(device: &Device, encoder: Transformer, head: OutputHead, max_len: u32) -> EncoderPasses {
+        let state = EncoderState { passes: LruCache::new(KEPT_PASSES), workspace: Workspace::default() };
         EncoderPasses { device: device.clone(), encoder, head, max_len, state: Mutex::new(state) }
     }
 
@@ -105,7 +105,7 @@ impl EncoderPasses {
         &self.encoder
     }
 
-    pub fn head(&self) -> &Head {
+    pub fn head(&self) -> &OutputHead {
         &self.head
     }
 
@@ -168,17 +168,17 @@ impl EncoderPasses {
     pub fn plan(&self, size: BatchSize) -> Result<MemoryPlan, Error> {
         let pass = self.record(size, &mut Workspace::default())?;
         let mut others: Vec<&Tensor> = self.encoder.weights.tensors().collect();
-        if let Head::Score(head) = &self.head {
+        if let OutputHead::Score(head) = &self.head {
             others.extend(head.tensors());
         }
         Ok(MemoryPlan::of([&pass.recording], others))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EncoderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pass(&self, state: &mut State, size: BatchSize) -> Result<Arc<RecordedBatch>, Error> {
+    fn pass(&self, state: &mut EncoderState, size: BatchSize) -> Result<Arc<RecordedBatch>, Error> {
         if let Some(pass) = state.passes.get(&size) {
             return Ok(pass.clone());
         }
@@ -195,7 +195,7 @@ impl EncoderPasses {
 impl RecordedBatch {
     fn record(
         target: &Target,
-        (encoder, head): (&Transformer, &Head),
+        (encoder, head): (&Transformer, &OutputHead),
         size: BatchSize,
         max_len: u32,
         workspace: &mut Workspace,
@@ -205,10 +205,10 @@ impl RecordedBatch {
         let mut rec = Recorder::new(target.clone());
         let h = encoder.record_batch(&mut rec, &io)?;
         match head {
-            &Head::Vector { pooling, normalize } => {
+            &OutputHead::Vector { pooling, normalize } => {
                 encoder.record_pooling(&mut rec, &io, &h, (pooling, normalize), &rows)?;
             }
-            Head::Score(head) => encoder.record_scores(&mut rec, &io, &h, head, &rows)?,
+            OutputHead::Score(head) => encoder.record_scores(&mut rec, &io, &h, head, &rows)?,
         }
         Ok(RecordedBatch { io, rows, recording: rec.finish(workspace) })
     }
@@ -221,7 +221,7 @@ impl RecordedBatch {
 pub(crate) fn record_texts(
     target: &Target,
     encoder: &Transformer,
-    head: &Head,
+    head: &OutputHead,
     size: BatchSize,
     max_len: u32,
 ) -> Result<Recording, Error> {
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_waste_at_most_an_eighth() {
+    fn batch_size_classes_waste_at_most_an_eighth() {
         for n in 1..5000 {
             let size = size_for(n, 1).n_tokens;
             assert!(size >= n && size.is_multiple_of(4), "{n}: {size}");
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_hold_each_text_once_and_no_more_than_fits() {
+    fn batches_hold_each_text_once_within_the_token_limit() {
         let lengths = [5, 1, 9, 30, 2, 2, 8, 7, 100];
         let batches = batches(&lengths, 20);
         let mut all: Vec<usize> = batches.concat();

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use super::batch::{EncoderPasses, Head, Tokens, batches, size_for};
+use super::batch::{EncoderPasses, OutputHead, Tokens, batches, size_for};
 use super::place::Second;
 use crate::device::{Device, Pending};
 use crate::error::Error;
@@ -20,7 +20,7 @@ use crate::tokenizer::{EncodeOptions, EncodingCache, PairTemplate, Tokenizer};
 const ENCODING_CACHE: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
 /// The caller's limits; `None` uses the model's or the device's default.
-pub(super) struct Limits {
+pub(super) struct EncoderLimits {
     pub max_tokens: Option<u32>,
     pub max_batch_tokens: Option<u32>,
     pub in_flight: Option<usize>,
@@ -34,7 +34,7 @@ pub(super) struct Batcher {
     pub passes: Arc<EncoderPasses>,
     /// A second device with the same encoder.
     pub second: Option<Second>,
-    reader: Result<Reader, String>,
+    reader: Result<TextEncoder, String>,
     pub block_types: Vec<BlockType>,
     pub max_tokens: u32,
     pub max_batch_tokens: u32,
@@ -42,7 +42,7 @@ pub(super) struct Batcher {
 }
 
 /// Encodes texts to tokens.
-struct Reader {
+struct TextEncoder {
     encodings: EncodingCache,
     /// Special tokens around a single text.
     prefix: Vec<u32>,
@@ -66,8 +66,8 @@ impl Batcher {
     pub fn declare(
         device: &Device,
         header: ModelHeader,
-        limits: &Limits,
-        head: impl FnOnce(&ModelHeader) -> Result<Head, Error>,
+        limits: &EncoderLimits,
+        head: impl FnOnce(&ModelHeader) -> Result<OutputHead, Error>,
     ) -> Result<(Batcher, Feed), Error> {
         let head = head(&header)?;
         header.note_vocabulary(device);
@@ -80,11 +80,11 @@ impl Batcher {
         let max_batch_tokens =
             checked("max_batch_tokens", limits.max_batch_tokens.unwrap_or(usual_batch), 16..=1 << 20)?;
         let in_flight = checked("in_flight", limits.in_flight.unwrap_or(2) as u32, 1..=8)? as usize;
-        let reader = tokenizer.and_then(Reader::new).map_err(|error| error.to_string());
+        let reader = tokenizer.and_then(TextEncoder::new).map_err(|error| error.to_string());
         if let Ok(reader) = &reader {
             let around = match head {
-                Head::Vector { .. } => reader.prefix.len() + reader.suffix.len(),
-                Head::Score(_) => reader.pair()?.len(),
+                OutputHead::Vector { .. } => reader.prefix.len() + reader.suffix.len(),
+                OutputHead::Score(_) => reader.pair()?.len(),
             };
             checked("max_tokens", max_tokens, around as u32..=limit)?;
         }
@@ -94,8 +94,8 @@ impl Batcher {
             false => Weights::declare(&device.target(), &config, &Widened(&catalog))?,
         };
         let of_head = match &head {
-            Head::Vector { .. } => None,
-            Head::Score(head) => Some(head),
+            OutputHead::Vector { .. } => None,
+            OutputHead::Score(head) => Some(head),
         };
         let read = || weights.destinations().chain(of_head.into_iter().flat_map(|head| head.destinations()));
         catalog.check_read(read().map(|(name, _)| name))?;
@@ -142,7 +142,7 @@ impl Batcher {
         Ok(&self.reader()?.encodings)
     }
 
-    fn reader(&self) -> Result<&Reader, Error> {
+    fn reader(&self) -> Result<&TextEncoder, Error> {
         self.reader.as_ref().map_err(|reason| Error::Tokenizer {
             field: "model".into(),
             expected: "a tokenizer".into(),
@@ -168,7 +168,7 @@ impl Batcher {
 
     /// Encodes a text with its special tokens, truncated to `max_tokens`.
     pub fn encode(&self, text: &str) -> Result<Tokens, Error> {
-        let Reader { encodings, prefix, suffix, .. } = self.reader()?;
+        let TextEncoder { encodings, prefix, suffix, .. } = self.reader()?;
         let inner = encodings.encode(text, EncodeOptions::default())?;
         let room = self.max_tokens as usize - prefix.len() - suffix.len();
         let tokens = Tokens::from([prefix, &inner[..inner.len().min(room)], suffix].concat());
@@ -178,7 +178,7 @@ impl Batcher {
 
     /// Whether [`Batcher::encode`] truncates this text.
     pub fn is_cut(&self, text: &str) -> Result<bool, Error> {
-        let Reader { encodings, prefix, suffix, .. } = self.reader()?;
+        let TextEncoder { encodings, prefix, suffix, .. } = self.reader()?;
         let inner = encodings.encode(text, EncodeOptions::default())?;
         Ok(inner.len() > self.max_tokens as usize - prefix.len() - suffix.len())
     }
@@ -251,15 +251,15 @@ impl Batcher {
     }
 }
 
-impl Reader {
-    fn new(tokenizer: Tokenizer) -> Result<Reader, Error> {
+impl TextEncoder {
+    fn new(tokenizer: Tokenizer) -> Result<TextEncoder, Error> {
         // Every vocabulary has a token for this text, and no normalizer removes it.
         let (inner, whole) = (tokenizer.encode("a", false)?, tokenizer.encode("a", true)?);
         let at = whole.windows(inner.len().max(1)).position(|window| window == inner).unwrap_or(0);
         let end = (at + inner.len()).min(whole.len());
         let (prefix, suffix) = (whole[..at].to_vec(), whole[end..].to_vec());
         let pair = tokenizer.pair_template().map_err(|error| error.to_string());
-        Ok(Reader { encodings: EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE), prefix, suffix, pair })
+        Ok(TextEncoder { encodings: EncodingCache::new(Arc::new(tokenizer), ENCODING_CACHE), prefix, suffix, pair })
     }
 
     fn pair(&self) -> Result<&PairTemplate, Error> {
@@ -333,8 +333,8 @@ impl Submission<'_> {
         for (i, row) in numbers.into_iter().zip(found.chunks_exact(width)) {
             if let Some(at) = row.iter().position(|v| !v.is_finite()) {
                 let kernel = match self.batcher.passes.head() {
-                    Head::Vector { .. } => "pool",
-                    Head::Score(_) => "matmul",
+                    OutputHead::Vector { .. } => "pool",
+                    OutputHead::Score(_) => "matmul",
                 };
                 let (expected, found) = ("a finite number".into(), row[at].to_string());
                 let error = Error::Operand { kernel, operand: "y", expected, found };
@@ -375,7 +375,7 @@ mod tests {
     use super::fit;
 
     #[test]
-    fn pairs_lose_tokens_of_the_longer_text_first() {
+    fn pair_truncation_shortens_the_longer_text_first() {
         for (lengths, room, want) in [
             ([3, 4], 7, [3, 4]),
             ([3, 9], 8, [3, 5]),

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::VectorCache;
-use super::batch::{Head, Tokens};
-use super::batcher::{Batcher, Item, Limits};
+use super::batch::{OutputHead, Tokens};
+use super::batcher::{Batcher, EncoderLimits, Item};
 use super::place::{Place, Second};
 use crate::device::Device;
 use crate::error::Error;
@@ -50,12 +50,12 @@ pub struct EmbedOptions<'a> {
 /// On one device, a text's vector has the same bits in any batch, at any position.
 #[derive(Clone)]
 pub struct Embedder {
-    inner: Arc<Inner>,
+    inner: Arc<EmbedderInner>,
     /// Text put before each input.
     prompt: Arc<str>,
 }
 
-struct Inner {
+struct EmbedderInner {
     batcher: Batcher,
     pooling: Pooling,
     normalize: bool,
@@ -119,15 +119,18 @@ impl Embedder {
         })?;
         let normalize = options.normalize.unwrap_or(normalize);
         let EmbedOptions { max_tokens, max_batch_tokens, in_flight, memory_limit, .. } = options;
-        let limits = Limits { max_tokens, max_batch_tokens, in_flight, memory_limit };
+        let limits = EncoderLimits { max_tokens, max_batch_tokens, in_flight, memory_limit };
         let (mut batcher, feed) =
-            Batcher::declare(device, header, &limits, |_| Ok(Head::Vector { pooling, normalize }))?;
+            Batcher::declare(device, header, &limits, |_| Ok(OutputHead::Vector { pooling, normalize }))?;
         if let Some(second) = &options.second {
             batcher.second = Some(second.beside(&batcher)?);
         }
         let vectors = NonZeroUsize::new(options.cached_vectors).map(VectorCache::new);
         let prompt = default_prompt.and_then(|name| prompts.get(&name)).map_or("", String::as_str).into();
-        Ok((Embedder { inner: Arc::new(Inner { batcher, pooling, normalize, prompts, vectors }), prompt }, feed))
+        Ok((
+            Embedder { inner: Arc::new(EmbedderInner { batcher, pooling, normalize, prompts, vectors }), prompt },
+            feed,
+        ))
     }
 
     /// The model's prompts by name: `prompts` of `config_sentence_transformers.json`.
@@ -314,7 +317,7 @@ impl Embedder {
         texts: &[S],
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f32>, Error> {
-        let Inner { batcher, vectors: cache, .. } = &*self.inner;
+        let EmbedderInner { batcher, vectors: cache, .. } = &*self.inner;
         let item = |i: usize| {
             let text = self.prompted(texts[i].as_ref());
             match cache.as_ref().and_then(|cache| cache.get(&*text)) {

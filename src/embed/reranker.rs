@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::batch::{Head, Tokens};
-use super::batcher::{Batcher, Item, Limits};
+use super::batch::{OutputHead, Tokens};
+use super::batcher::{Batcher, EncoderLimits, Item};
 use crate::device::Device;
 use crate::error::Error;
 use crate::formats::BlockType;
@@ -45,9 +45,9 @@ pub struct Ranked {
 ///
 /// On one device, a pair's score has the same bits in any batch, at any position.
 #[derive(Clone)]
-pub struct Reranker(Arc<Inner>);
+pub struct Reranker(Arc<RerankerInner>);
 
-struct Inner {
+struct RerankerInner {
     batcher: Batcher,
     sigmoid: bool,
 }
@@ -104,14 +104,19 @@ impl Reranker {
     /// Declares a cross-encoder whose weights the feed will upload. Allocates nothing.
     fn declare(device: &Device, header: ModelHeader, options: RerankOptions<'_>) -> Result<(Reranker, Feed), Error> {
         let RerankOptions { max_tokens, max_batch_tokens, in_flight, memory_limit, .. } = options;
-        let limits = Limits { max_tokens, max_batch_tokens, in_flight, memory_limit };
+        let limits = EncoderLimits { max_tokens, max_batch_tokens, in_flight, memory_limit };
         let scoring = header.shape.scoring()?.clone();
         let sigmoid = scoring.sigmoid()?;
         let (batcher, feed) = Batcher::declare(device, header, &limits, |header| {
             let config = &header.shape.encoder()?.config;
-            Ok(Head::Score(Box::new(ScoreHead::declare(&device.target(), config, scoring.head, &header.catalog)?)))
+            Ok(OutputHead::Score(Box::new(ScoreHead::declare(
+                &device.target(),
+                config,
+                scoring.head,
+                &header.catalog,
+            )?)))
         })?;
-        Ok((Reranker(Arc::new(Inner { batcher, sigmoid: options.sigmoid.unwrap_or(sigmoid) })), feed))
+        Ok((Reranker(Arc::new(RerankerInner { batcher, sigmoid: options.sigmoid.unwrap_or(sigmoid) })), feed))
     }
 
     /// The device that holds the weights.
@@ -221,7 +226,7 @@ impl Reranker {
         pairs: &[(A, B)],
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<f32>, Error> {
-        let Inner { batcher, .. } = &*self.0;
+        let RerankerInner { batcher, .. } = &*self.0;
         let item = |i: usize| {
             let (a, b) = &pairs[i];
             batcher.encode_pair(a.as_ref(), b.as_ref()).map(Item::Tokens)

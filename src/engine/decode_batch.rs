@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use super::passes::RowsForm;
+use super::passes::DecodeForm;
 use crate::error::Error;
 use crate::generate::{InFlight, Pace};
 
 /// Rows of one sequence.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
+pub(super) struct SequenceRows {
     pub slot: u32,
     /// Position of the first row.
     pub pos: usize,
@@ -22,10 +22,10 @@ pub(super) struct Run {
 #[derive(Default)]
 pub(super) struct DecodeBatch {
     /// In row order.
-    pub runs: Vec<Run>,
+    pub runs: Vec<SequenceRows>,
     /// Input token of each row in the oldest pass.
     pub ids: Vec<u32>,
-    pub form: RowsForm,
+    pub form: DecodeForm,
     /// LoRA adapter of all rows.
     pub adapter: Option<String>,
     /// Errors of sequences, by slot, whose constraint allows no token.

@@ -4,7 +4,7 @@
 //! Drafting first prefills the tokens that a slot lacks, then decodes greedily for all sequences together.
 
 use super::options::EngineOptions;
-use super::passes::{Passes, RowsForm, Sizes};
+use super::passes::{DecodeForm, EngineSizes, Passes};
 use crate::error::Error;
 use crate::generate::Model;
 use crate::kernels::{PAGE, StateRow};
@@ -17,12 +17,12 @@ pub(super) struct DraftModel {
     n: usize,
     pages_each: u32,
     /// The cached tokens of each slot.
-    known: Vec<Known>,
+    known: Vec<KnownPrefix>,
 }
 
 /// A cached prefix.
 #[derive(Clone, Default)]
-struct Known {
+struct KnownPrefix {
     ids: Vec<u32>,
     /// RoPE table row of position 0.
     angles: u32,
@@ -40,7 +40,7 @@ impl DraftModel {
         let Some(draft) = model.draft().filter(|_| options.draft_tokens > 0) else { return Ok(None) };
         let n_sequences = options.max_sequences;
         let pages_each = draft.context_length().div_ceil(PAGE);
-        let sizes = Sizes {
+        let sizes = EngineSizes {
             n_sequences,
             n_rows: n_sequences.next_power_of_two(),
             n_states: 1,
@@ -59,7 +59,7 @@ impl DraftModel {
             passes,
             n: options.draft_tokens as usize,
             pages_each,
-            known: vec![Known::default(); n_sequences as usize],
+            known: vec![KnownPrefix::default(); n_sequences as usize],
         }))
     }
 
@@ -77,7 +77,7 @@ impl DraftModel {
         let drafted = self.try_draft(texts, room).await;
         if drafted.is_err() {
             // The cache contents are unknown after a failed pass.
-            self.known.fill(Known::default());
+            self.known.fill(KnownPrefix::default());
         }
         drafted
     }
@@ -105,7 +105,7 @@ impl DraftModel {
             }
             let adapted = self.model.adapted_by(None)?;
             let pending =
-                self.passes.submit_rows((&self.model, adapted), chosen.len() as u32, RowsForm::default()).await?;
+                self.passes.submit_rows((&self.model, adapted), chosen.len() as u32, DecodeForm::default()).await?;
             if self.model.runs_ahead() {
                 passes.push(pending);
                 continue;

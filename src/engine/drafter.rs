@@ -95,7 +95,7 @@ impl Drafter {
                 continue;
             };
             let n = sequence.max_drafts(model).min(sequence.request.options.mtp_tokens as usize);
-            sequence.make_room(sequence.n_rows() + n, pages)?;
+            sequence.take_pages(sequence.n_rows() + n, pages)?;
             row.pages = sequence.pages().to_vec();
             last.retain(|(other, ..)| *other != sequence.slot);
             last.push((sequence.slot, at, n));

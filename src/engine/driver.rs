@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use web_time::Instant;
 
-use super::decode_batch::{DecodeBatch, Run};
+use super::decode_batch::{DecodeBatch, SequenceRows};
 use super::drafter::Drafter;
 use super::options::EngineOptions;
 use super::pages::Pages;
-use super::passes::{Passes, RowsForm, Sizes};
-use super::queue::{EngineState, EngineStats, Shared, Waiting};
+use super::passes::{DecodeForm, EngineSizes, Passes};
+use super::queue::{EngineShared, EngineState, EngineStats, QueuedRequest};
 use super::running::Running;
 use super::stream::ResponseSender;
 #[cfg(not(target_arch = "wasm32"))]
 use super::watchdog::Watchdog;
 use crate::device::Device;
 use crate::error::Error;
-use crate::generate::{Model, StopReason, judge};
+use crate::generate::{Model, StopReason, verify_drafts};
 use crate::kernels::{NON_FINITE, PAGE, Sampling, StateRow, mask_words};
 use crate::loss::LossReason;
 use crate::model::{Drawing, Sampler};
@@ -27,13 +27,13 @@ use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;
 
 /// Maximum prefill tokens per step while other sequences decode.
-const BESIDE: u32 = 128;
+const MAX_PREFILL_WHILE_DECODING: u32 = 128;
 
 /// Computes the requests of an [`Engine`](super::Engine). Each step runs one prefill chunk and one decode pass over
 /// all sequences whose prompt is computed.
 pub struct Driver {
     model: Model,
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
     /// Index among the engine's drivers.
     number: usize,
     options: EngineOptions,
@@ -74,7 +74,7 @@ impl Driver {
     pub(super) fn new(
         model: &Model,
         options: &EngineOptions,
-        shared: Arc<Shared>,
+        shared: Arc<EngineShared>,
         number: usize,
     ) -> Result<Driver, Error> {
         let drafter = Drafter::of(model, options)?;
@@ -163,7 +163,7 @@ impl Driver {
     }
 
     /// Waits for requests and computes one step; false once the engine is closed and idle. After an error,
-    /// [`Driver::go_on_with`] continues the sequences and [`Driver::fail`] ends them.
+    /// [`Driver::resume_with`] continues the sequences and [`Driver::fail`] ends them.
     ///
     /// # Errors
     /// [`Error::DeviceLost`].
@@ -188,13 +188,13 @@ impl Driver {
         let Some(recovery) = recovery else {
             let computed = self.caught_compute().await;
             if let Err(panic @ Error::Panic { .. }) = &computed {
-                self.give_up(panic);
+                self.fail_after_panic(panic);
                 self.stop("the driver panicked and cannot reload the model");
             }
             return computed;
         };
         let moved = caught("moving a model", || match recovery.moved(self.model.device().is_gpu())? {
-            Some(model) => self.go_on_with(model),
+            Some(model) => self.resume_with(model),
             None => Ok(()),
         });
         let n_before = self.n_generated;
@@ -219,14 +219,14 @@ impl Driver {
             error = self.lost(error);
             if matches!(error, Error::Panic { .. }) {
                 has_panicked = true;
-                self.give_up(&error);
+                self.fail_after_panic(&error);
                 // Other drivers take the waiting requests.
                 self.shared.update(self.number, 0, |_| {});
                 self.shared.set_condition(self.number, EngineState::Restarting, "");
             }
             let (shared, number, tokens_before) = (self.shared.clone(), self.number, self.cache_tokens());
-            let reload = || recovery.reload(error).and_then(|model| self.go_on_with(model));
-            match meanwhile(&shared, number, || caught("reloading a model", reload)).flatten() {
+            let reload = || recovery.reload(error).and_then(|model| self.resume_with(model));
+            match while_expiring_requests(&shared, number, || caught("reloading a model", reload)).flatten() {
                 Ok(()) => {
                     let tokens = self.cache_tokens();
                     if tokens != tokens_before {
@@ -254,7 +254,7 @@ impl Driver {
     /// Stops computing. Without another driver, waiting requests fail with `reason`.
     fn stop(&mut self, reason: &str) {
         self.stopped = Some(reason.into());
-        self.give_up(&Error::Stopped { reason: reason.into() });
+        self.fail_after_panic(&Error::Stopped { reason: reason.into() });
         self.shared.update(self.number, 0, |_| {});
         self.shared.set_condition(self.number, EngineState::Stopped, reason);
     }
@@ -282,7 +282,7 @@ impl Driver {
 
     /// Recomputes all sequences with a reloaded model. The cache never grows and may shrink for lack of memory;
     /// sequences that do not fit then wait.
-    pub(crate) fn go_on_with(&mut self, model: Model) -> Result<(), Error> {
+    pub(crate) fn resume_with(&mut self, model: Model) -> Result<(), Error> {
         self.model = model;
         self.batch = DecodeBatch::default();
         self.publish_devices();
@@ -367,7 +367,7 @@ impl Driver {
     }
 
     /// As [`Driver::fail`], after a panic: rebuilds the page and slot bookkeeping, which may be inconsistent.
-    fn give_up(&mut self, error: &Error) {
+    fn fail_after_panic(&mut self, error: &Error) {
         self.batch = DecodeBatch::default();
         let n_panics = u64::from(matches!(error, Error::Panic { .. }));
         let n_failed = self.running.len() as u64;
@@ -478,8 +478,8 @@ impl Driver {
             match Running::begin(&self.model, waiting, slot, &mut self.pages) {
                 Ok(mut sequence) => {
                     self.slots.pop();
-                    let taken_up = self.take_up(&mut sequence).await;
-                    if let Ok(false) = taken_up {
+                    let is_restored = self.restore_prefix(&mut sequence).await;
+                    if let Ok(false) = is_restored {
                         self.put_back(sequence);
                         break;
                     }
@@ -487,7 +487,7 @@ impl Driver {
                     let n_cached = sequence.n_cached() as u64;
                     self.running.push(sequence);
                     self.update(|stats| stats.cached_tokens += n_cached);
-                    taken_up?;
+                    is_restored?;
                 }
                 // Requests behind this one also wait for pages.
                 Err(waiting) => {
@@ -500,7 +500,7 @@ impl Driver {
     }
 
     /// Restores a sequence's cached prefix. False if the sequence must wait for pages again.
-    async fn take_up(&mut self, sequence: &mut Running) -> Result<bool, Error> {
+    async fn restore_prefix(&mut self, sequence: &mut Running) -> Result<bool, Error> {
         // Before another page reuses the copy.
         if let Some(copy) = sequence.copy.take() {
             self.passes.restore_states(copy, sequence.slot)?;
@@ -535,9 +535,9 @@ impl Driver {
     /// With CPU offload: spills evictable pages until `n` pages are free.
     async fn make_free(&mut self, n: usize) -> Result<(), Error> {
         let mut n_spilled = 0;
-        while let Some((id, copy)) = self.pages.next_to_go(n) {
+        while let Some((id, copy)) = self.pages.next_victim(n) {
             let page = self.passes.read_page(id, copy).await?;
-            self.pages.goes(id, page);
+            self.pages.spill(id, page);
             n_spilled += 1;
         }
         if n_spilled > 0 {
@@ -549,7 +549,8 @@ impl Driver {
     /// Computes the next prefill chunk of the oldest sequence in prefill.
     async fn compute_prompt(&mut self) -> Result<(), Error> {
         let others_wait = self.running.iter().any(Running::is_ready);
-        let most = if others_wait { BESIDE.min(self.passes.max_pass()) } else { self.passes.max_pass() };
+        let most =
+            if others_wait { MAX_PREFILL_WHILE_DECODING.min(self.passes.max_pass()) } else { self.passes.max_pass() };
         let Some(at) = self.running.iter().position(|sequence| !sequence.is_ready()) else { return Ok(()) };
         let n_tokens = self.running[at].next_len(most as usize, n_copies(&self.model, &self.options).is_some());
         self.make_free(self.running[at].pages_for(n_tokens)).await?;
@@ -557,7 +558,7 @@ impl Driver {
         let sequence = &mut running[at];
         let adapted = model.adapted_by(sequence.request.adapter.as_deref())?;
         let ids = sequence.next_tokens(n_tokens).to_vec();
-        sequence.make_room(n_tokens, pages)?;
+        sequence.take_pages(n_tokens, pages)?;
         let row = sequence.row(ids.len() as u32);
         passes.compute_prompt((model, adapted), row.clone(), &ids).await?;
         #[cfg(not(target_arch = "wasm32"))]
@@ -633,10 +634,10 @@ impl Driver {
             if sampler.mask { vec![u32::MAX; mask_words(model.config().vocab_size) as usize] } else { Vec::new() };
         for (&i, drafts) in ready.iter().zip(&drafts) {
             let (row, sequence) = (rows.len(), &mut running[i]);
-            sequence.make_room(sequence.n_rows() + drafts.len(), pages)?;
+            sequence.take_pages(sequence.n_rows() + drafts.len(), pages)?;
             rows.extend(sequence.rows(drafts));
             let (slot, pos) = (sequence.slot, sequence.n_cached());
-            runs.push(Run { slot, pos, n_rows: sequence.n_rows(), n_drafts: drafts.len() });
+            runs.push(SequenceRows { slot, pos, n_rows: sequence.n_rows(), n_drafts: drafts.len() });
             settings.resize(rows.len(), sequence.sampling());
             if sequence.penalizes() {
                 // The device appends the tokens it chooses.
@@ -650,7 +651,7 @@ impl Driver {
                 }
                 let biases = sequence.request.options.biases();
                 if !biases.is_empty() {
-                    device.write(&passes.rows().biases, row * 2 * Sampling::MOST_BIASES as usize, &biases)?;
+                    device.write(&passes.rows().biases, row * 2 * Sampling::MAX_BIASES as usize, &biases)?;
                 }
             }
             if sampler.mask {
@@ -671,7 +672,7 @@ impl Driver {
         if sampler.draw != Drawing::None || sampler.penalize {
             device.write(&passes.rows().sampling, 0, bytemuck::cast_slice::<_, u32>(&settings))?;
         }
-        let form = RowsForm { sampler, has_runs: n_rows > ready.len() };
+        let form = DecodeForm { sampler, has_runs: n_rows > ready.len() };
         let ids = rows.iter().map(|row: &StateRow| row.token).collect();
         let DecodeBatch { in_flight, mut pace, .. } = std::mem::take(&mut self.batch);
         pace.pause();
@@ -703,7 +704,7 @@ impl Driver {
             for (row, run) in batch.runs.iter().enumerate() {
                 let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == run.slot) else { continue };
                 let n_before = sequence.pages().len();
-                sequence.make_room(1, pages)?;
+                sequence.take_pages(1, pages)?;
                 for (at, &page) in sequence.pages().iter().enumerate().skip(n_before) {
                     passes.set_page(row, at, page)?;
                 }
@@ -725,7 +726,7 @@ impl Driver {
             && !self.batch.form.has_runs
             && !self.drafter.needs_tokens(&self.running, &self.passes)
             && !others_wait
-            && self.running.iter().all(|sequence| sequence.goes_on_after(n, &self.model))
+            && self.running.iter().all(|sequence| sequence.can_run_ahead(n, &self.model))
     }
 
     /// Reads the oldest pass in flight and appends its tokens to the sequences.
@@ -748,16 +749,16 @@ impl Driver {
         let mut broken = std::mem::take(&mut batch.broken);
         let (mut n_generated, mut n_accepted) = (0, 0);
         let mut end = 0;
-        for &Run { slot, pos, n_rows, n_drafts } in &batch.runs {
+        for &SequenceRows { slot, pos, n_rows, n_drafts } in &batch.runs {
             let (first, first_draft) = (end, end + n_rows);
             end = first_draft + n_drafts;
             // The sequence may have ended meanwhile.
             let Some(sequence) = running.iter_mut().find(|sequence| sequence.slot == slot) else { continue };
-            let (n_right, _) = judge(&batch.ids[first_draft..end], &chosen[first_draft - 1..end]);
-            sequence.verified(n_right, n_drafts);
+            let (n_verified, _) = verify_drafts(&batch.ids[first_draft..end], &chosen[first_draft - 1..end]);
+            sequence.verified(n_verified, n_drafts);
             let mut n_accepted_here = 0;
             let mut is_over = false;
-            for row in first_draft - 1..first_draft + n_right {
+            for row in first_draft - 1..first_draft + n_verified {
                 n_generated += 1;
                 n_accepted_here = row + 1 - first_draft;
                 let logits = logits.get(row * vocab_size..(row + 1) * vocab_size);
@@ -774,7 +775,7 @@ impl Driver {
             }
             n_accepted += n_accepted_here as u64;
             if passes.has_mtp() && sequence.uses_mtp() && !is_over {
-                drafter.add_mtp_rows(first, sequence.mtp_rows(pos, n_rows + n_right));
+                drafter.add_mtp_rows(first, sequence.mtp_rows(pos, n_rows + n_verified));
             }
             if n_drafts > 0 {
                 sequence.response.drafted(n_drafts, n_accepted_here);
@@ -811,7 +812,7 @@ fn copy_of(error: &Error) -> Error {
 
 /// Runs long work while another thread ends waiting requests that are cancelled or past their deadline.
 #[cfg(not(target_arch = "wasm32"))]
-fn meanwhile<T>(shared: &Shared, driver: usize, work: impl FnOnce() -> T) -> T {
+fn while_expiring_requests<T>(shared: &EngineShared, driver: usize, work: impl FnOnce() -> T) -> T {
     use std::sync::mpsc::{RecvTimeoutError, channel};
     const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
     std::thread::scope(|scope| {
@@ -830,7 +831,7 @@ fn meanwhile<T>(shared: &Shared, driver: usize, work: impl FnOnce() -> T) -> T {
 }
 
 #[cfg(target_arch = "wasm32")]
-fn meanwhile<T>(_: &Shared, _: usize, work: impl FnOnce() -> T) -> T {
+fn while_expiring_requests<T>(_: &EngineShared, _: usize, work: impl FnOnce() -> T) -> T {
     work()
 }
 
@@ -843,9 +844,9 @@ fn over(response: &ResponseSender, deadline: Option<Instant>, now: Instant) -> O
 }
 
 /// Ends waiting requests that are cancelled or past their deadline.
-fn drop_waiting(shared: &Shared, driver: usize) {
+fn drop_waiting(shared: &EngineShared, driver: usize) {
     let now = Instant::now();
-    let reason = |waiting: &Waiting| over(&waiting.response, waiting.request.deadline, now);
+    let reason = |waiting: &QueuedRequest| over(&waiting.response, waiting.request.deadline, now);
     for waiting in shared.drop_waiting(|waiting| reason(waiting).is_some()) {
         if let Some(reason) = reason(&waiting) {
             waiting.response.end(reason);
@@ -895,7 +896,7 @@ fn make_passes(model: &Model, options: &EngineOptions, most_pages: u32, beside: 
     let (max_pass, kv_type) = (model.max_pass(), model.kv_type());
     let n_rows = options.rows();
     let n_states = options.states(model);
-    let sizes = |n_pages| Sizes {
+    let sizes = |n_pages| EngineSizes {
         n_sequences,
         n_rows,
         n_states,

@@ -11,7 +11,7 @@ use crate::kernels::N_STATES;
 /// Batch, queue and cache sizes of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineOptions {
-    /// Maximum number of running sequences: 1 to [`EngineOptions::MOST_SEQUENCES`].
+    /// Maximum number of running sequences: 1 to [`EngineOptions::MAX_SEQUENCES`].
     pub max_sequences: u32,
     /// Maximum number of queued requests; 0 refuses every request that cannot start at once.
     pub max_queued: usize,
@@ -59,7 +59,7 @@ impl Default for EngineOptions {
 
 impl EngineOptions {
     /// Maximum of [`EngineOptions::max_sequences`].
-    pub const MOST_SEQUENCES: u32 = 64;
+    pub const MAX_SEQUENCES: u32 = 64;
 
     /// Maximum number of rows of a pass.
     pub(super) fn rows(&self) -> u32 {
@@ -80,7 +80,7 @@ impl EngineOptions {
     /// # Errors
     /// [`Error::Option`] naming the option.
     pub fn check(&self) -> Result<(), Error> {
-        let most = Self::MOST_SEQUENCES;
+        let most = Self::MAX_SEQUENCES;
         if !(1..=most).contains(&self.max_sequences) {
             let (expected, found) = (format!("1 to {most}"), self.max_sequences.to_string());
             return Err(Error::Option { option: "max_sequences", expected, found });
@@ -123,7 +123,7 @@ pub struct Request {
     pub deadline: Option<Instant>,
     /// Isolates the prefix cache: only requests with the same salt share pages, so that
     /// [`Usage::cached_tokens`](super::Usage::cached_tokens) and timing reveal nothing about other requests. At most
-    /// [`Request::MOST_SALT_BYTES`]. `None`: shared by all requests without a salt.
+    /// [`Request::MAX_SALT_BYTES`]. `None`: shared by all requests without a salt.
     pub cache_salt: Option<String>,
     /// LoRA adapter, by its name in [`Model::with_adapters`](crate::Model::with_adapters). A pass uses one adapter,
     /// so requests with different adapters take turns.
@@ -132,7 +132,7 @@ pub struct Request {
 
 impl Request {
     /// Maximum length of a salt in bytes.
-    pub const MOST_SALT_BYTES: usize = 1024;
+    pub const MAX_SALT_BYTES: usize = 1024;
 
     /// A request with priority 0 and no deadline, salt or adapter.
     pub fn new(ids: Vec<u32>, options: GenerateOptions) -> Request {
@@ -143,8 +143,8 @@ impl Request {
     pub(super) fn check(&self) -> Result<(), Error> {
         self.options.check()?;
         let n_salt = self.cache_salt.as_ref().map_or(0, String::len);
-        if n_salt > Self::MOST_SALT_BYTES {
-            let expected = format!("at most {} bytes", Self::MOST_SALT_BYTES);
+        if n_salt > Self::MAX_SALT_BYTES {
+            let expected = format!("at most {} bytes", Self::MAX_SALT_BYTES);
             return Err(Error::Option { option: "cache_salt", expected, found: n_salt.to_string() });
         }
         Ok(())

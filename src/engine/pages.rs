@@ -25,11 +25,11 @@ pub(super) type PageId = u32;
 pub(super) type ContentId = u64;
 
 /// A page's predecessor and its tokens.
-type Key = (After, Box<[u32]>);
+type PageKey = (After, Box<[u32]>);
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum After {
-    Beginning(Beginning),
+    Beginning(PrefixKey),
     Page(ContentId),
 }
 
@@ -44,7 +44,7 @@ impl After {
 
 /// What sequences must share, besides tokens, to share pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Beginning {
+pub(super) struct PrefixKey {
     /// RoPE table row of position 0.
     pub angles: u32,
     /// [`Request::cache_salt`](super::Request::cache_salt).
@@ -65,17 +65,17 @@ struct Page {
 }
 
 /// A listed page.
-struct Content {
-    key: Key,
-    place: Place,
+struct ListedPage {
+    key: PageKey,
+    place: PageLocation,
     /// Listed successors on the device and in host memory.
     following: [HashSet<ContentId>; 2],
     used_at: u64,
-    /// Its entry in [`Pages::may_go`].
+    /// Its entry in [`Pages::evictable`].
     ranked: Option<(usize, u64)>,
 }
 
-enum Place {
+enum PageLocation {
     Device(PageId),
     Host(HostPage),
 }
@@ -95,20 +95,20 @@ impl HostPage {
     }
 }
 
-/// Indices into [`Content::following`] and [`Pages::may_go`].
+/// Indices into [`ListedPage::following`] and [`Pages::evictable`].
 const ON_DEVICE: usize = 0;
 const ON_HOST: usize = 1;
 
 pub(super) struct Pages {
     pages: Vec<Page>,
     free: Vec<PageId>,
-    listed: HashMap<Key, ContentId>,
-    contents: HashMap<ContentId, Content>,
+    listed: HashMap<PageKey, ContentId>,
+    contents: HashMap<ContentId, ListedPage>,
     /// Evictable content by time of use: on the device without holders or successors there, in host memory without
     /// any successors.
-    may_go: [BTreeSet<(u64, ContentId)>; 2],
+    evictable: [BTreeSet<(u64, ContentId)>; 2],
     /// Pages reserved but not yet taken.
-    n_promised: usize,
+    n_reserved: usize,
     /// Listed pages without holders.
     n_kept: usize,
     /// Incremented by each use and each new content.
@@ -125,7 +125,7 @@ pub(super) struct Pages {
 
 /// A sequence's cached prefix.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Common {
+pub(super) struct CachedPrefix {
     /// Pages on the device, held for the sequence.
     pub pages: Vec<PageId>,
     /// The copy of the states after them, for recurrent models without pages to restore.
@@ -143,8 +143,8 @@ impl Pages {
             free: (1..n).rev().collect(),
             listed: HashMap::new(),
             contents: HashMap::new(),
-            may_go: Default::default(),
-            n_promised: 0,
+            evictable: Default::default(),
+            n_reserved: 0,
             n_kept: 0,
             clock: 0,
             keeps,
@@ -176,7 +176,7 @@ impl Pages {
 
     /// Finds the cached prefix of a sequence, in whole pages, and holds its device pages. [`Pages::on_host_of`]
     /// returns the pages in host memory.
-    pub fn hold_common(&mut self, beginning: &Beginning, ids: &[u32]) -> Common {
+    pub fn acquire_prefix(&mut self, beginning: &PrefixKey, ids: &[u32]) -> CachedPrefix {
         let mut contents: Vec<ContentId> = Vec::new();
         let mut after = After::Beginning(beginning.clone());
         for ids in ids.chunks_exact(PAGE as usize) {
@@ -185,23 +185,23 @@ impl Pages {
             after = After::Page(content);
         }
         let place = |content: &ContentId| self.contents.get(content).map(|content| &content.place);
-        let copy_of = |place: &Place| match place {
-            Place::Device(id) => self.pages[*id as usize].copy,
-            Place::Host(_) => None,
+        let copy_of = |place: &PageLocation| match place {
+            PageLocation::Device(id) => self.pages[*id as usize].copy,
+            PageLocation::Host(_) => None,
         };
         if self.copies.is_some() {
-            let has_states = |place: &Place| match place {
-                Place::Device(_) => copy_of(place).is_some(),
-                Place::Host(page) => page.states.is_some(),
+            let has_states = |place: &PageLocation| match place {
+                PageLocation::Device(_) => copy_of(place).is_some(),
+                PageLocation::Host(page) => page.states.is_some(),
             };
             let last = contents.iter().rposition(|content| place(content).is_some_and(has_states));
             contents.truncate(last.map_or(0, |last| last + 1));
         }
         let copy = contents.last().and_then(place).and_then(copy_of);
-        let mut common = Common { copy, ..Common::default() };
+        let mut common = CachedPrefix { copy, ..CachedPrefix::default() };
         for content in contents {
             match self.contents.get(&content).map(|content| &content.place) {
-                Some(&Place::Device(id)) => {
+                Some(&PageLocation::Device(id)) => {
                     self.hold(id);
                     common.pages.push(id);
                 }
@@ -217,41 +217,41 @@ impl Pages {
     /// A page in host memory, unless it was evicted meanwhile.
     pub fn on_host_of(&self, content: ContentId) -> Option<HostPage> {
         match &self.contents.get(&content)?.place {
-            Place::Host(page) => Some(page.clone()),
-            Place::Device(_) => None,
+            PageLocation::Host(page) => Some(page.clone()),
+            PageLocation::Device(_) => None,
         }
     }
 
     /// Marks a content as restored to a page.
-    pub fn came_back(&mut self, content: ContentId, id: PageId) {
-        if self.move_to(content, Place::Device(id)) {
+    pub fn restored(&mut self, content: ContentId, id: PageId) {
+        if self.move_to(content, PageLocation::Device(id)) {
             self.pages[id as usize].content = Some(content);
         }
     }
 
     /// With CPU offload: the next page to evict, and the copy of the states after it, while fewer than `n` pages are
     /// free.
-    pub fn next_to_go(&self, n: usize) -> Option<(PageId, Option<u32>)> {
+    pub fn next_victim(&self, n: usize) -> Option<(PageId, Option<u32>)> {
         let wants = self.host_limit > 0 && self.free.len() < n;
         let (_, id) = wants.then(|| self.oldest_kept())??;
         Some((id, self.pages[id as usize].copy))
     }
 
     /// Frees an evicted page and puts its contents in host memory, where the least recently used pages make room.
-    pub fn goes(&mut self, id: PageId, page: HostPage) {
+    pub fn spill(&mut self, id: PageId, page: HostPage) {
         let Some(content) = self.pages[id as usize].content.take() else { return };
         self.free_copy_of(id);
         self.n_kept -= 1;
         self.free.push(id);
-        self.move_to(content, Place::Host(page));
+        self.move_to(content, PageLocation::Host(page));
         while self.host_bytes > self.host_limit {
-            let Some(&(_, oldest)) = self.may_go[ON_HOST].first() else { break };
+            let Some(&(_, oldest)) = self.evictable[ON_HOST].first() else { break };
             self.unlist(oldest);
         }
     }
 
     /// Moves a content. False if it is no longer listed.
-    fn move_to(&mut self, content: ContentId, to: Place) -> bool {
+    fn move_to(&mut self, content: ContentId, to: PageLocation) -> bool {
         self.leave(content);
         let Some(moved) = self.contents.get_mut(&content) else { return false };
         moved.place = to;
@@ -261,11 +261,11 @@ impl Pages {
 
     /// Adds a content to the counts of its place.
     fn enter(&mut self, content: ContentId) {
-        let Some(Content { key, place, .. }) = self.contents.get(&content) else { return };
+        let Some(ListedPage { key, place, .. }) = self.contents.get(&content) else { return };
         let before = key.0.page();
         let at = match place {
-            Place::Device(_) => ON_DEVICE,
-            Place::Host(page) => {
+            PageLocation::Device(_) => ON_DEVICE,
+            PageLocation::Host(page) => {
                 self.host_bytes += page.size_bytes();
                 self.n_on_host += 1;
                 ON_HOST
@@ -281,11 +281,11 @@ impl Pages {
     /// Removes a content from the counts of its place.
     fn leave(&mut self, content: ContentId) {
         self.unrank(content);
-        let Some(Content { key, place, .. }) = self.contents.get(&content) else { return };
+        let Some(ListedPage { key, place, .. }) = self.contents.get(&content) else { return };
         let before = key.0.page();
         let at = match place {
-            Place::Device(_) => ON_DEVICE,
-            Place::Host(page) => {
+            PageLocation::Device(_) => ON_DEVICE,
+            PageLocation::Host(page) => {
                 self.host_bytes -= page.size_bytes();
                 self.n_on_host -= 1;
                 ON_HOST
@@ -297,23 +297,23 @@ impl Pages {
         }
     }
 
-    /// Updates a content's entry in `may_go`.
+    /// Updates a content's entry in `evictable`.
     fn rank(&mut self, id: ContentId) {
         self.unrank(id);
         let Some(content) = self.contents.get_mut(&id) else { return };
         let [on_device, on_host] = [ON_DEVICE, ON_HOST].map(|at| !content.following[at].is_empty());
         let at = match content.place {
-            Place::Device(page) if self.pages[page as usize].n_holders == 0 && !on_device => ON_DEVICE,
-            Place::Host(_) if !on_device && !on_host => ON_HOST,
+            PageLocation::Device(page) if self.pages[page as usize].n_holders == 0 && !on_device => ON_DEVICE,
+            PageLocation::Host(_) if !on_device && !on_host => ON_HOST,
             _ => return,
         };
         content.ranked = Some((at, content.used_at));
-        self.may_go[at].insert((content.used_at, id));
+        self.evictable[at].insert((content.used_at, id));
     }
 
     fn unrank(&mut self, id: ContentId) {
         if let Some((at, used_at)) = self.contents.get_mut(&id).and_then(|content| content.ranked.take()) {
-            self.may_go[at].remove(&(used_at, id));
+            self.evictable[at].remove(&(used_at, id));
         }
     }
 
@@ -357,33 +357,33 @@ impl Pages {
 
     /// Reserves `n` pages besides those reserved before. False, with none reserved, if too few are free or
     /// evictable.
-    pub fn promise(&mut self, n: usize) -> bool {
-        let has_room = self.n_promised + n <= self.free.len() + self.n_kept;
+    pub fn reserve(&mut self, n: usize) -> bool {
+        let has_room = self.n_reserved + n <= self.free.len() + self.n_kept;
         if has_room {
-            self.n_promised += n;
+            self.n_reserved += n;
         }
         has_room
     }
 
     /// Cancels a reservation of `n` pages.
-    pub fn renounce(&mut self, n: usize) {
-        self.n_promised = self.n_promised.saturating_sub(n);
+    pub fn release_reservation(&mut self, n: usize) {
+        self.n_reserved = self.n_reserved.saturating_sub(n);
     }
 
     /// Takes a reserved page, with one holder.
     pub fn take(&mut self) -> Option<PageId> {
         let id = self.free.pop().or_else(|| self.evict())?;
-        self.renounce(1);
+        self.release_reservation(1);
         self.hold(id);
         Some(id)
     }
 
     /// The least recently used evictable page.
     fn oldest_kept(&self) -> Option<(ContentId, PageId)> {
-        let &(_, content) = self.may_go[ON_DEVICE].first()?;
+        let &(_, content) = self.evictable[ON_DEVICE].first()?;
         match self.contents.get(&content)?.place {
-            Place::Device(id) => Some((content, id)),
-            Place::Host(_) => None,
+            PageLocation::Device(id) => Some((content, id)),
+            PageLocation::Host(_) => None,
         }
     }
 
@@ -402,7 +402,9 @@ impl Pages {
         let mut all = vec![content];
         while let Some(content) = all.pop() {
             self.leave(content);
-            let Some(Content { key, following: [_, on_host], .. }) = self.contents.remove(&content) else { continue };
+            let Some(ListedPage { key, following: [_, on_host], .. }) = self.contents.remove(&content) else {
+                continue;
+            };
             self.listed.remove(&key);
             all.extend(on_host);
         }
@@ -417,7 +419,7 @@ impl Pages {
 
     /// Lists a page that a sequence holds after the listed page `before`, in place of a copy in host memory. False
     /// if another page is listed for these tokens; later pages of the sequence cannot be listed then.
-    pub fn list(&mut self, before: Option<PageId>, beginning: &Beginning, ids: &[u32], id: PageId) -> bool {
+    pub fn list(&mut self, before: Option<PageId>, beginning: &PrefixKey, ids: &[u32], id: PageId) -> bool {
         let after = match before.map(|before| self.pages[before as usize].content) {
             None => After::Beginning(beginning.clone()),
             Some(Some(content)) => After::Page(content),
@@ -427,11 +429,11 @@ impl Pages {
         if !self.keeps {
             return false;
         }
-        let key: Key = (after, ids.into());
+        let key: PageKey = (after, ids.into());
         if let Some(&content) = self.listed.get(&key) {
             let is_on_host = self.on_host_of(content).is_some();
             if is_on_host {
-                self.came_back(content, id);
+                self.restored(content, id);
             }
             return is_on_host;
         }
@@ -439,8 +441,8 @@ impl Pages {
         let content = self.clock;
         self.pages[id as usize].content = Some(content);
         self.listed.insert(key.clone(), content);
-        let (place, following) = (Place::Device(id), Default::default());
-        self.contents.insert(content, Content { key, place, following, used_at: self.clock, ranked: None });
+        let (place, following) = (PageLocation::Device(id), Default::default());
+        self.contents.insert(content, ListedPage { key, place, following, used_at: self.clock, ranked: None });
         self.enter(content);
         true
     }
@@ -465,9 +467,9 @@ impl Pages {
         self.n_on_host = 0;
         self.host_bytes = 0;
         self.listed.clear();
-        self.may_go = Default::default();
+        self.evictable = Default::default();
         for (_, content) in std::mem::take(&mut self.contents) {
-            let Place::Device(id) = content.place else { continue };
+            let PageLocation::Device(id) = content.place else { continue };
             self.pages[id as usize].content = None;
             self.free_copy_of(id);
             if self.pages[id as usize].n_holders == 0 {
@@ -483,8 +485,8 @@ mod tests {
 
     const P: usize = PAGE as usize;
 
-    fn plain() -> Beginning {
-        Beginning::default()
+    fn plain() -> PrefixKey {
+        PrefixKey::default()
     }
 
     fn tokens(n: usize, seed: u32) -> Vec<u32> {
@@ -493,9 +495,9 @@ mod tests {
 
     /// Holds and lists a sequence's pages; also returns how many were computed.
     fn run(pages: &mut Pages, ids: &[u32]) -> (Vec<PageId>, usize) {
-        let mut held = pages.hold_common(&plain(), ids).pages;
+        let mut held = pages.acquire_prefix(&plain(), ids).pages;
         let n_found = held.len();
-        assert!(pages.promise(ids.len().div_ceil(P) - n_found), "pages are left");
+        assert!(pages.reserve(ids.len().div_ceil(P) - n_found), "pages are left");
         for ids in ids.chunks(P).skip(n_found) {
             let (before, id) = (held.last().copied(), pages.take().expect("it was promised"));
             held.push(id);
@@ -516,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_alike_is_held_twice_and_computed_once() {
+    fn common_prefix_pages_are_held_twice_and_computed_once() {
         let mut pages = Pages::new(11, true, None, 0);
         let (first, second) = (tokens(3 * P + 5, 1), [tokens(2 * P, 1), tokens(P, 9)].concat());
         let (a, n) = run(&mut pages, &first);
@@ -533,52 +535,52 @@ mod tests {
     }
 
     #[test]
-    fn other_angles_are_another_beginning() {
+    fn prefix_with_other_rope_angles_is_not_shared() {
         let mut pages = Pages::new(4, true, None, 0);
         let ids = tokens(P, 1);
         let (held, _) = run(&mut pages, &ids);
-        assert_eq!(pages.hold_common(&Beginning { angles: 7, ..plain() }, &ids), Common::default());
-        assert_eq!(pages.hold_common(&plain(), &ids).pages, held);
+        assert_eq!(pages.acquire_prefix(&PrefixKey { angles: 7, ..plain() }, &ids), CachedPrefix::default());
+        assert_eq!(pages.acquire_prefix(&plain(), &ids).pages, held);
     }
 
     #[test]
-    fn another_salt_is_another_beginning() {
+    fn prefix_with_another_salt_is_not_shared() {
         let mut pages = Pages::new(9, true, None, 0);
         let ids = tokens(2 * P, 1);
-        let salted = |salt: &str| Beginning { salt: Some(salt.into()), ..plain() };
-        assert!(pages.promise(2));
+        let salted = |salt: &str| PrefixKey { salt: Some(salt.into()), ..plain() };
+        assert!(pages.reserve(2));
         let [first, second] = [pages.take().expect("promised"), pages.take().expect("promised")];
         assert!(pages.list(None, &salted("a"), &ids[..P], first));
         assert!(pages.list(Some(first), &salted("a"), &ids[P..], second));
         for other in [plain(), salted("b"), salted("")] {
-            assert_eq!(pages.hold_common(&other, &ids), Common::default(), "{other:?}");
+            assert_eq!(pages.acquire_prefix(&other, &ids), CachedPrefix::default(), "{other:?}");
         }
-        assert_eq!(pages.hold_common(&salted("a"), &ids).pages, [first, second]);
+        assert_eq!(pages.acquire_prefix(&salted("a"), &ids).pages, [first, second]);
         // Pages without a salt are separate.
         let (_, n) = run(&mut pages, &ids);
         assert_eq!(n, 2);
     }
 
     #[test]
-    fn the_page_that_was_used_longest_ago_goes_first_and_none_before_those_after_it() {
+    fn least_recently_used_page_is_evicted_after_its_successors() {
         let mut pages = Pages::new(5, true, None, 0);
         let [old, new] = two_kept(&mut pages);
         assert_eq!((pages.n_free(), pages.n_kept()), (0, 4));
         // One more page evicts the second page of the older sequence.
         let (held, _) = run(&mut pages, &tokens(P, 3));
-        let common = pages.hold_common(&plain(), &old).pages;
+        let common = pages.acquire_prefix(&plain(), &old).pages;
         assert_eq!(common.len(), 1);
-        assert_eq!(pages.hold_common(&plain(), &new).pages.len(), 2);
+        assert_eq!(pages.acquire_prefix(&plain(), &new).pages.len(), 2);
         // All pages are held now.
-        assert!(!pages.promise(1));
+        assert!(!pages.reserve(1));
         common.into_iter().chain(held).for_each(|id| pages.release(id));
-        assert!(pages.promise(2) && !pages.promise(1));
+        assert!(pages.reserve(2) && !pages.reserve(1));
     }
 
     #[test]
-    fn promises_are_kept_and_nothing_is_kept_where_nothing_is_listed() {
+    fn reserved_pages_are_available_and_unlisted_ones_are_freed() {
         let mut pages = Pages::new(4, false, None, 0);
-        assert!(pages.promise(2) && !pages.promise(2) && pages.promise(1));
+        assert!(pages.reserve(2) && !pages.reserve(2) && pages.reserve(1));
         let held: Vec<PageId> = (0..3).filter_map(|_| pages.take()).collect();
         assert_eq!((held.len(), pages.take()), (3, None));
         assert!(!pages.list(None, &plain(), &tokens(P, 1), held[0]));
@@ -587,47 +589,50 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_are_computed_at_once_the_first_is_listed() {
+    fn page_computed_twice_at_once_is_listed_once() {
         let mut pages = Pages::new(5, true, None, 0);
         let ids = tokens(P, 1);
-        assert!(pages.promise(2));
+        assert!(pages.reserve(2));
         let [a, b] = [pages.take().expect("promised"), pages.take().expect("promised")];
         assert!(pages.list(None, &plain(), &ids, a) && !pages.list(None, &plain(), &ids, b));
         pages.release(b);
         pages.release(a);
-        assert_eq!((pages.n_free(), pages.n_kept(), pages.hold_common(&plain(), &ids).pages), (3, 1, vec![a]));
+        assert_eq!((pages.n_free(), pages.n_kept(), pages.acquire_prefix(&plain(), &ids).pages), (3, 1, vec![a]));
     }
 
     #[test]
-    fn sequences_with_states_go_on_from_a_page_that_has_a_copy_of_them() {
+    fn recurrent_sequence_resumes_at_a_page_with_a_state_copy() {
         let mut pages = Pages::new(9, true, Some(2), 0);
         let ids = tokens(3 * P, 1);
         let (held, _) = run(&mut pages, &ids);
-        assert_eq!(pages.hold_common(&plain(), &ids), Common::default(), "no states after any page");
+        assert_eq!(pages.acquire_prefix(&plain(), &ids), CachedPrefix::default(), "no states after any page");
         let copy = pages.take_copy(held[1]);
         assert!(copy.is_some() && pages.take_copy(held[1]).is_none(), "one is enough");
-        assert_eq!(pages.hold_common(&plain(), &ids), Common { pages: held[..2].to_vec(), copy, on_host: vec![] });
+        assert_eq!(
+            pages.acquire_prefix(&plain(), &ids),
+            CachedPrefix { pages: held[..2].to_vec(), copy, on_host: vec![] }
+        );
         // Takes over the copy of the least recently used page.
         let (others, _) = run(&mut pages, &tokens(2 * P, 9));
         let second = pages.take_copy(others[0]);
         assert_eq!(pages.take_copy(others[1]), copy);
         assert_ne!(second, copy);
-        assert_eq!(pages.hold_common(&plain(), &ids), Common::default());
-        assert_eq!(pages.hold_common(&plain(), &tokens(2 * P, 9)).copy, copy);
+        assert_eq!(pages.acquire_prefix(&plain(), &ids), CachedPrefix::default());
+        assert_eq!(pages.acquire_prefix(&plain(), &tokens(2 * P, 9)).copy, copy);
     }
 
     /// Moves all but `n` pages to host memory; each holds its number.
     fn spill(pages: &mut Pages, n: usize) -> Vec<PageId> {
         let mut gone = Vec::new();
-        while let Some((id, _)) = pages.next_to_go(n) {
-            pages.goes(id, HostPage { keys: Arc::from([id]), states: None });
+        while let Some((id, _)) = pages.next_victim(n) {
+            pages.spill(id, HostPage { keys: Arc::from([id]), states: None });
             gone.push(id);
         }
         gone
     }
 
     #[test]
-    fn what_goes_to_the_host_is_found_there_and_comes_back() {
+    fn page_spilled_to_the_host_is_found_and_restored() {
         let mut pages = Pages::new(4, true, None, 100);
         let ids = tokens(3 * P, 1);
         let (held, _) = run(&mut pages, &ids);
@@ -635,48 +640,48 @@ mod tests {
         // Successors first.
         assert_eq!(spill(&mut pages, 2), [held[2], held[1]]);
         assert_eq!((pages.n_free(), pages.n_kept(), pages.on_host()), (2, 1, (2, 8)));
-        let Common { pages: on_device, on_host, .. } = pages.hold_common(&plain(), &ids);
+        let CachedPrefix { pages: on_device, on_host, .. } = pages.acquire_prefix(&plain(), &ids);
         assert_eq!((on_device, on_host.len()), (held[..1].to_vec(), 2));
-        assert!(pages.promise(2));
+        assert!(pages.reserve(2));
         for (content, old) in on_host.into_iter().zip(&held[1..]) {
             assert_eq!(pages.on_host_of(content).map(|page| page.keys[0]), Some(*old));
             let id = pages.take().expect("it was promised");
-            pages.came_back(content, id);
+            pages.restored(content, id);
             assert_eq!(pages.on_host_of(content), None);
         }
         assert_eq!((pages.n_free(), pages.n_kept(), pages.on_host()), (0, 0, (0, 0)));
-        assert_eq!(pages.hold_common(&plain(), &ids).pages.len(), 3);
-        assert!(pages.next_to_go(1).is_none(), "all are held");
+        assert_eq!(pages.acquire_prefix(&plain(), &ids).pages.len(), 3);
+        assert!(pages.next_victim(1).is_none(), "all are held");
     }
 
     #[test]
-    fn on_the_host_too_what_was_used_longest_ago_goes_first_and_none_before_those_after_it() {
+    fn least_recently_used_host_page_is_evicted_first() {
         let mut pages = Pages::new(5, true, None, 12);
         let [old, new] = two_kept(&mut pages);
         spill(&mut pages, 4);
         assert_eq!((pages.n_free(), pages.on_host()), (4, (3, 12)));
-        let n_on_host = |pages: &mut Pages, ids| pages.hold_common(&plain(), ids).on_host.len();
+        let n_on_host = |pages: &mut Pages, ids| pages.acquire_prefix(&plain(), ids).on_host.len();
         assert_eq!((n_on_host(&mut pages, &old), n_on_host(&mut pages, &new)), (1, 2));
         // A recomputed page needs no restoring, and its successors are still found.
-        let id = pages.promise(1).then(|| pages.take()).flatten().expect("pages are free");
+        let id = pages.reserve(1).then(|| pages.take()).flatten().expect("pages are free");
         assert!(pages.list(None, &plain(), &new[..P], id));
         assert_eq!(pages.on_host(), (2, 8));
-        let common = pages.hold_common(&plain(), &new);
+        let common = pages.acquire_prefix(&plain(), &new);
         assert_eq!((common.pages, common.on_host.len()), (vec![id], 1));
         pages.forget();
         assert_eq!(pages.on_host(), (0, 0));
-        assert_eq!(pages.hold_common(&plain(), &old), Common::default());
+        assert_eq!(pages.acquire_prefix(&plain(), &old), CachedPrefix::default());
     }
 
     #[test]
-    fn pages_of_another_device_are_forgotten() {
+    fn forgotten_device_pages_are_not_found_again() {
         let mut pages = Pages::new(6, true, None, 0);
         let ids = tokens(3 * P, 1);
         let (held, _) = run(&mut pages, &ids);
         pages.release(held[2]);
         pages.forget();
         assert_eq!((pages.n_free(), pages.n_kept()), (3, 0));
-        assert_eq!(pages.hold_common(&plain(), &ids), Common::default());
+        assert_eq!(pages.acquire_prefix(&plain(), &ids), CachedPrefix::default());
         pages.release(held[0]);
         pages.release(held[1]);
         assert_eq!(pages.n_free(), 5);
@@ -685,23 +690,22 @@ mod tests {
     /// The next content to evict, by a search of everything listed.
     fn oldest_of_all(pages: &Pages, at: usize) -> Option<ContentId> {
         let follows = |id: ContentId, at: usize| {
-            pages
-                .contents
-                .values()
-                .any(|other| other.key.0 == After::Page(id) && usize::from(matches!(other.place, Place::Host(_))) == at)
+            pages.contents.values().any(|other| {
+                other.key.0 == After::Page(id) && usize::from(matches!(other.place, PageLocation::Host(_))) == at
+            })
         };
-        let may_go = pages.contents.iter().filter(|&(&id, content)| match content.place {
-            Place::Device(page) => {
+        let evictable = pages.contents.iter().filter(|&(&id, content)| match content.place {
+            PageLocation::Device(page) => {
                 at == ON_DEVICE && pages.pages[page as usize].n_holders == 0 && !follows(id, ON_DEVICE)
             }
-            Place::Host(_) => at == ON_HOST && !follows(id, ON_DEVICE) && !follows(id, ON_HOST),
+            PageLocation::Host(_) => at == ON_HOST && !follows(id, ON_DEVICE) && !follows(id, ON_HOST),
         });
-        may_go.min_by_key(|(_, content)| content.used_at).map(|(&id, _)| id)
+        evictable.min_by_key(|(_, content)| content.used_at).map(|(&id, _)| id)
     }
 
     /// Sequences with common prefixes start and end in random order, and pages move to the host and back.
     #[test]
-    fn what_goes_next_is_known_without_looking_at_all() {
+    fn eviction_choice_matches_a_scan_of_all_pages() {
         let mut seed = 3u64;
         let mut below = |n: usize| {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -715,15 +719,15 @@ mod tests {
                 ended.into_iter().for_each(|id| pages.release(id));
             } else {
                 let ids: Vec<u32> = (0..1 + below(5)).flat_map(|_| tokens(P, below(2) as u32)).collect();
-                let Common { pages: mut held, on_host, .. } = pages.hold_common(&plain(), &ids);
-                if !pages.promise(ids.len() / P - held.len()) {
+                let CachedPrefix { pages: mut held, on_host, .. } = pages.acquire_prefix(&plain(), &ids);
+                if !pages.reserve(ids.len() / P - held.len()) {
                     held.into_iter().for_each(|id| pages.release(id));
                     continue;
                 }
                 for content in on_host {
                     if pages.on_host_of(content).is_some() {
                         let id = pages.take().expect("it was promised");
-                        pages.came_back(content, id);
+                        pages.restored(content, id);
                         held.push(id);
                     }
                 }
@@ -739,7 +743,7 @@ mod tests {
                 spill(&mut pages, 1 + below(20));
             }
             for at in [ON_DEVICE, ON_HOST] {
-                let next = pages.may_go[at].first().map(|&(_, id)| id);
+                let next = pages.evictable[at].first().map(|&(_, id)| id);
                 assert_eq!(next, oldest_of_all(&pages, at));
                 n_compared += usize::from(next.is_some());
             }

@@ -1,8 +1,8 @@
 //! An engine's pipeline stages, one on each device that computes layers of the model.
 
 use super::pages::{HostPage, PageId};
+pub(super) use super::stage::{DecodeForm, EngineSizes};
 use super::stage::{Pass, Stage};
-pub(super) use super::stage::{RowsForm, Sizes};
 use crate::device::{Device, Pending};
 use crate::error::Error;
 use crate::generate::{Adapted, Model, rows_for};
@@ -17,7 +17,7 @@ pub(super) struct Passes {
     /// Stages on other devices, before the model's own, in order.
     before: Vec<Stage>,
     last: Stage,
-    sizes: Sizes,
+    sizes: EngineSizes,
 }
 
 impl Passes {
@@ -25,7 +25,7 @@ impl Passes {
     ///
     /// # Errors
     /// Those of [`Stage::declare`].
-    pub fn declare(model: &Model, sizes: Sizes) -> Result<Passes, Error> {
+    pub fn declare(model: &Model, sizes: EngineSizes) -> Result<Passes, Error> {
         let stage = |(device, transformer)| Stage::declare(device, transformer, sizes);
         let before = model.parts_before().map(stage).collect::<Result<_, _>>()?;
         Ok(Passes { before, last: stage((model.device(), model.transformer()))?, sizes })
@@ -200,19 +200,21 @@ impl Passes {
         &mut self,
         (model, adapted): (&Model, Adapted<'_>),
         n: u32,
-        form: RowsForm,
+        form: DecodeForm,
     ) -> Result<Pending, Error> {
         let n_rows = n.next_power_of_two();
         let mut left = None;
         for stage in &mut self.before {
             let (device, stream) = (stage.device.clone(), stage.rows.stream.first_rows(n_rows)?);
             take_left(&device, &stage.rows, left)?;
-            let form = RowsForm { has_runs: form.has_runs, ..RowsForm::default() };
-            left = Some(device.run_and_read(stage.pass(None, Pass::Rows(n_rows, form)).await?, &stream)?.await?);
+            let form = DecodeForm { has_runs: form.has_runs, ..DecodeForm::default() };
+            left = Some(device.run_and_read(stage.pass(None, Pass::Decode(n_rows, form)).await?, &stream)?.await?);
         }
         take_left(&self.last.device, &self.last.rows, left)?;
         let chosen = self.last.rows.chosen.clone();
-        model.run_and_read(self.last.pass(Some(adapted), Pass::Rows(n_rows, form)).await?, n as usize, &chosen, 1).await
+        model
+            .run_and_read(self.last.pass(Some(adapted), Pass::Decode(n_rows, form)).await?, n as usize, &chosen, 1)
+            .await
     }
 
     /// Whether the MTP head drafts; never in browsers.

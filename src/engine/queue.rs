@@ -15,30 +15,30 @@ use crate::recording::MemoryPlan;
 use crate::recovery::Recovery;
 
 /// A waiting request with the driver's end of its stream.
-pub(super) struct Waiting {
+pub(super) struct QueuedRequest {
     /// After preemption, with the generated tokens appended to the prompt.
     pub request: Request,
     pub response: ResponseSender,
-    pub text: Text,
+    pub text: RequestProgress,
 }
 
 /// Progress of a waiting request.
-pub(super) enum Text {
+pub(super) enum RequestProgress {
     /// Not started; its constraint, if any.
     New(Option<Box<dyn TokenConstraint>>),
     /// Preempted for lack of pages.
-    Begun(Box<Completion>),
+    Preempted(Box<Completion>),
 }
 
 /// State shared by an engine and its drivers.
-pub(super) struct Shared {
-    state: Watched<State>,
+pub(super) struct EngineShared {
+    state: Watched<QueueState>,
     max_queued: usize,
 }
 
 #[derive(Default)]
-struct State {
-    waiting: VecDeque<Waiting>,
+struct QueueState {
+    waiting: VecDeque<QueuedRequest>,
     is_closed: bool,
     n_handles: usize,
     n_submitted: u64,
@@ -186,7 +186,7 @@ pub struct DeviceStats {
     pub counters: Counters,
 }
 
-impl State {
+impl QueueState {
     fn has_room(&self, max_queued: usize) -> bool {
         let n_free: usize = self.drivers.iter().map(|driver| driver.n_free).sum();
         !self.is_closed && self.waiting.len() < max_queued + n_free
@@ -211,10 +211,10 @@ impl DriverState {
     }
 }
 
-impl Shared {
+impl EngineShared {
     /// The next request for a driver: the oldest of the highest priority. None while another driver has more free
     /// slots and will take it.
-    pub fn take(&self, driver: usize) -> Option<Waiting> {
+    pub fn take(&self, driver: usize) -> Option<QueuedRequest> {
         self.state.with(|state| {
             let n_free = state.drivers.get(driver)?.n_free;
             if state.drivers.iter().any(|other| other.n_free > n_free && !other.lacks_pages) {
@@ -227,7 +227,7 @@ impl Shared {
     }
 
     /// Requeues a request that lacks pages, as the next of its priority.
-    pub fn put_back(&self, driver: usize, waiting: Waiting) {
+    pub fn put_back(&self, driver: usize, waiting: QueuedRequest) {
         self.state.with(|state| {
             state.waiting.push_front(waiting);
             if let Some(driver) = state.drivers.get_mut(driver) {
@@ -237,7 +237,7 @@ impl Shared {
     }
 
     /// Removes and returns the waiting requests that are over.
-    pub fn drop_waiting(&self, mut is_over: impl FnMut(&Waiting) -> bool) -> Vec<Waiting> {
+    pub fn drop_waiting(&self, mut is_over: impl FnMut(&QueuedRequest) -> bool) -> Vec<QueuedRequest> {
         self.state.with(|state| {
             let all = std::mem::take(&mut state.waiting).into_iter();
             let (over, waiting) = all.partition(|waiting| is_over(waiting));
@@ -273,7 +273,7 @@ impl Shared {
             }
             waiting
         });
-        for Waiting { response, .. } in waiting {
+        for QueuedRequest { response, .. } in waiting {
             response.fail(Error::Stopped { reason: reason.into() });
         }
     }
@@ -299,7 +299,7 @@ impl Shared {
 
     /// Waits for a request; false once the engine is closed or dropped and the queue is empty.
     pub async fn wait(&self) -> bool {
-        let is_there = |state: &mut State| match state.waiting.is_empty() {
+        let is_there = |state: &mut QueueState| match state.waiting.is_empty() {
             false => Some(true),
             true => (state.is_closed || state.n_handles == 0).then_some(false),
         };
@@ -312,7 +312,7 @@ impl Shared {
 pub struct Engine {
     model: Model,
     plan: MemoryPlan,
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
 }
 
 impl Clone for Engine {
@@ -356,8 +356,8 @@ impl Engine {
             let found = format!("`{}`, {}", other.name(), other.shown_digest());
             return Err(Error::Operand { kernel: "engine", operand: "models", expected, found });
         }
-        let state = State { n_handles: 1, ..State::default() };
-        let shared = Arc::new(Shared { state: Watched::new(state), max_queued: options.max_queued });
+        let state = QueueState { n_handles: 1, ..QueueState::default() };
+        let shared = Arc::new(EngineShared { state: Watched::new(state), max_queued: options.max_queued });
         let mut drivers = Vec::with_capacity(models.len());
         let mut plan = MemoryPlan::default();
         for (number, model) in models.iter().enumerate() {
@@ -453,7 +453,7 @@ impl Engine {
         self.shared.state.change(|state| {
             state.expect_room(self.shared.max_queued)?;
             state.n_submitted += 1;
-            state.waiting.push_back(Waiting { request, response, text: Text::New(constraint) });
+            state.waiting.push_back(QueuedRequest { request, response, text: RequestProgress::New(constraint) });
             Ok(stream)
         })
     }
@@ -491,7 +491,7 @@ impl Engine {
     /// Counts of all devices together.
     pub fn stats(&self) -> EngineStats {
         self.shared.state.with(|state| {
-            let &mut State { n_submitted, n_refused, .. } = state;
+            let &mut QueueState { n_submitted, n_refused, .. } = state;
             let own = EngineStats { n_queued: state.waiting.len(), n_submitted, n_refused, ..EngineStats::default() };
             state.drivers.iter().fold(own, |sum, driver| sum + driver.stats)
         })

@@ -1,8 +1,8 @@
 //! A running sequence.
 
 use super::options::Request;
-use super::pages::{Beginning, Common, ContentId, PageId, Pages};
-use super::queue::{Text, Waiting};
+use super::pages::{CachedPrefix, ContentId, PageId, Pages, PrefixKey};
+use super::queue::{QueuedRequest, RequestProgress};
 use super::stream::ResponseSender;
 use crate::error::Error;
 use crate::generate::{Completion, ContextPolicy, Decoded, Model, Sequence, StopReason, look_up};
@@ -21,13 +21,13 @@ pub(super) struct Running {
     /// Leading pages listed in the prefix cache; `None` once a prompt page could not be listed.
     n_listed: Option<usize>,
     /// Pages reserved but not yet taken.
-    n_promised: usize,
+    n_reserved: usize,
     /// Maximum number of pages at its end.
     most_pages: usize,
     /// Slot of its recurrent states and token history.
     pub slot: u32,
     /// What sequences must share, besides tokens, to share pages.
-    beginning: Beginning,
+    beginning: PrefixKey,
     /// The state copy to restore before its first pass.
     pub copy: Option<u32>,
     /// Cached prefix pages to restore from host memory.
@@ -41,39 +41,39 @@ impl Running {
     /// request if there are too few pages.
     pub fn begin(
         model: &Model,
-        Waiting { mut request, response, text }: Waiting,
+        QueuedRequest { mut request, response, text }: QueuedRequest,
         slot: u32,
         pages: &mut Pages,
-    ) -> Result<Running, Box<Waiting>> {
+    ) -> Result<Running, Box<QueuedRequest>> {
         let n_left = match &text {
-            Text::New(_) => request.options.max_tokens,
-            Text::Begun(completion) => completion.n_left(&request.options),
+            RequestProgress::New(_) => request.options.max_tokens,
+            RequestProgress::Preempted(completion) => completion.n_left(&request.options),
         };
         let angles = model.transformer().angles(request.ids.len() as u32);
         let [salt, adapter] = [&request.cache_salt, &request.adapter].map(|text| text.as_deref().map(Into::into));
-        let beginning = Beginning { angles, salt, adapter };
+        let beginning = PrefixKey { angles, salt, adapter };
         // The last token is always computed: its logits choose the next one.
-        let Common { pages: held, copy, on_host } =
-            pages.hold_common(&beginning, &request.ids[..request.ids.len() - 1]);
+        let CachedPrefix { pages: held, copy, on_host } =
+            pages.acquire_prefix(&beginning, &request.ids[..request.ids.len() - 1]);
         let most = request.ids.len().saturating_add(n_left).min(model.context_length() as usize);
         let most_pages = most.div_ceil(PAGE as usize);
-        let n_promised = most_pages.saturating_sub(held.len());
-        if !pages.promise(n_promised) {
+        let n_reserved = most_pages.saturating_sub(held.len());
+        if !pages.reserve(n_reserved) {
             held.into_iter().for_each(|id| pages.release(id));
-            return Err(Box::new(Waiting { request, response, text }));
+            return Err(Box::new(QueuedRequest { request, response, text }));
         }
         let n_cached = held.len() * PAGE as usize;
         let ids = std::mem::take(&mut request.ids);
         Ok(Running {
             completion: match text {
-                Text::New(constraint) => Completion::new(model, &ids, &request.options, constraint),
-                Text::Begun(completion) => *completion,
+                RequestProgress::New(constraint) => Completion::new(model, &ids, &request.options, constraint),
+                RequestProgress::Preempted(completion) => *completion,
             },
             n_prompt: ids.len() - 1,
             sequence: Sequence::begun(model.config().is_recurrent(), ids, n_cached, angles),
             n_listed: Some(held.len()),
             pages: held,
-            n_promised,
+            n_reserved,
             most_pages,
             slot,
             beginning,
@@ -86,12 +86,12 @@ impl Running {
     }
 
     /// Preempts the sequence: releases its pages and returns it as a waiting request with its tokens.
-    pub fn wait(self, pages: &mut Pages) -> Waiting {
-        let Running { mut request, response, completion, sequence, pages: held, n_promised, .. } = self;
+    pub fn wait(self, pages: &mut Pages) -> QueuedRequest {
+        let Running { mut request, response, completion, sequence, pages: held, n_reserved, .. } = self;
         held.into_iter().for_each(|id| pages.release(id));
-        pages.renounce(n_promised);
+        pages.release_reservation(n_reserved);
         request.ids = sequence.into_ids();
-        Waiting { request, response, text: Text::Begun(Box::new(completion)) }
+        QueuedRequest { request, response, text: RequestProgress::Preempted(Box::new(completion)) }
     }
 
     pub fn ids(&self) -> &[u32] {
@@ -140,7 +140,7 @@ impl Running {
 
     /// Whether a pass can run ahead of the next `n` tokens: the sequence cannot end, and the host has no logits to
     /// read, nothing to draft and no RoPE row to change.
-    pub fn goes_on_after(&self, n: usize, model: &Model) -> bool {
+    pub fn can_run_ahead(&self, n: usize, model: &Model) -> bool {
         let len = self.ids().len() + n;
         self.request.options.logprobs.is_none()
             && (self.request.options.prompt_lookup == 0 || !self.may_be_drafted())
@@ -150,7 +150,7 @@ impl Running {
     }
 
     /// Takes the pages for the next `n` tokens.
-    pub fn make_room(&mut self, n: usize, pages: &mut Pages) -> Result<(), Error> {
+    pub fn take_pages(&mut self, n: usize, pages: &mut Pages) -> Result<(), Error> {
         for _ in 0..self.pages_for(n) {
             self.take(pages)?;
         }
@@ -165,14 +165,14 @@ impl Running {
             found: "none".into(),
         })?;
         self.pages.push(page);
-        self.n_promised = self.n_promised.saturating_sub(1);
+        self.n_reserved = self.n_reserved.saturating_sub(1);
         Ok(page)
     }
 
     /// Takes a page to restore one from host memory, after its other pages.
     pub fn take_back(&mut self, content: ContentId, pages: &mut Pages) -> Result<PageId, Error> {
         let page = self.take(pages)?;
-        pages.came_back(content, page);
+        pages.restored(content, page);
         self.sequence.submitted(PAGE as usize, PAGE as usize);
         self.n_listed = Some(self.pages.len());
         Ok(page)
@@ -283,9 +283,9 @@ impl Running {
         self.sequence.submitted_ahead(1);
     }
 
-    /// Records that the model accepted `n_right` of `n` draft tokens.
-    pub fn verified(&mut self, n_right: usize, n: usize) {
-        self.sequence.verified(n_right, n);
+    /// Records that the model accepted `n_accepted` of `n` draft tokens.
+    pub fn verified(&mut self, n_accepted: usize, n: usize) {
+        self.sequence.verified(n_accepted, n);
     }
 
     /// How many of `n` draft tokens a pass has room for.
@@ -307,22 +307,22 @@ impl Running {
     /// Drops its pages and reservation, which no longer exist.
     pub fn lose_pages(&mut self) {
         self.pages.clear();
-        self.n_promised = 0;
+        self.n_reserved = 0;
     }
 
     /// Releases its pages and reserves all it needs, to recompute the sequence. False, with none reserved, if too
     /// few are free, such as when other sequences still hold the shared ones; the sequence must then wait.
     pub fn begin_anew(&mut self, pages: &mut Pages) -> bool {
         self.pages.drain(..).for_each(|id| pages.release(id));
-        pages.renounce(self.n_promised);
+        pages.release_reservation(self.n_reserved);
         self.sequence.forget_cache();
         self.n_prompt = self.ids().len() - 1;
         self.copy = None;
         self.on_host.clear();
         self.n_listed = Some(0);
         self.has_tokens = false;
-        let has_room = pages.promise(self.most_pages);
-        self.n_promised = if has_room { self.most_pages } else { 0 };
+        let has_room = pages.reserve(self.most_pages);
+        self.n_reserved = if has_room { self.most_pages } else { 0 };
         has_room
     }
 
@@ -387,7 +387,7 @@ impl Running {
     /// Releases its pages and returns its response sender.
     pub fn end(self, pages: &mut Pages) -> ResponseSender {
         self.pages.into_iter().for_each(|id| pages.release(id));
-        pages.renounce(self.n_promised);
+        pages.release_reservation(self.n_reserved);
         self.response
     }
 }

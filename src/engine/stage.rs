@@ -15,7 +15,7 @@ use crate::tuning::self_test;
 
 /// Sizes that determine an engine's memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
+pub(super) struct EngineSizes {
     /// Maximum number of running sequences.
     pub n_sequences: u32,
     /// Maximum number of rows of a pass, a power of two.
@@ -44,7 +44,7 @@ pub(super) enum Pass {
     /// A prefill chunk of this many rows.
     Prompt(u32),
     /// A decode pass of this many rows.
-    Rows(u32, RowsForm),
+    Decode(u32, DecodeForm),
     /// The MTP head's prefill after a prefill chunk of this many rows.
     MtpFollow(u32),
     /// The MTP head's draft after a decode pass of this many rows, with this ending.
@@ -53,14 +53,14 @@ pub(super) enum Pass {
 
 /// Variants of decode passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct RowsForm {
+pub(super) struct DecodeForm {
     pub sampler: Sampler,
     /// Whether consecutive rows may belong to one sequence: [`StepState::with_runs`].
     pub has_runs: bool,
 }
 
 /// A tensor, its first word and a number of words.
-type Part = (Tensor, usize, usize);
+type TensorRange = (Tensor, usize, usize);
 
 /// A device's cache, the tensors that passes share with the host, and recorded passes.
 pub(super) struct Stage {
@@ -78,7 +78,7 @@ pub(super) struct Stage {
     /// Staging buffer for moving a page or states to host memory and back.
     staging: Option<Tensor>,
     workspace: Workspace,
-    sizes: Sizes,
+    sizes: EngineSizes,
     /// By adapter number.
     recordings: HashMap<(usize, Pass), Recording>,
 }
@@ -88,9 +88,19 @@ impl Stage {
     ///
     /// # Errors
     /// [`Error::Operand`] if a tensor would be too large.
-    pub fn declare(device: &Device, transformer: &Transformer, sizes: Sizes) -> Result<Stage, Error> {
-        let Sizes { n_sequences, n_rows, n_states, n_pages, pages_each, n_copies, spills, max_pass, kv_type, mtp } =
-            sizes;
+    pub fn declare(device: &Device, transformer: &Transformer, sizes: EngineSizes) -> Result<Stage, Error> {
+        let EngineSizes {
+            n_sequences,
+            n_rows,
+            n_states,
+            n_pages,
+            pages_each,
+            n_copies,
+            spills,
+            max_pass,
+            kv_type,
+            mtp,
+        } = sizes;
         let config = &transformer.config;
         // State slot 0 is padding, like page 0.
         let n_slots = n_sequences + 1;
@@ -137,14 +147,14 @@ impl Stage {
             recordings: HashMap::new(),
         };
         if spills {
-            let words = |parts: Vec<Part>| parts.iter().map(|(_, _, n_words)| n_words).sum::<usize>();
+            let words = |parts: Vec<TensorRange>| parts.iter().map(|(_, _, n_words)| n_words).sum::<usize>();
             let most = words(stage.parts_of_page(0)).max(words(stage.parts_of_slot(0))).max(1);
             let shape = [u32::try_from(most).unwrap_or(u32::MAX)];
             stage.staging = Some(Tensor::declare("cache.staging", Role::Cache, &shape, DType::U32)?);
         }
         let of_mtp = [Pass::MtpFollow(max_pass), Pass::MtpDraft(n_rows, Ending::MtpDraft)];
         let of_mtp = of_mtp.into_iter().filter(|_| stage.mtp.is_some());
-        let all = [Pass::Prompt(max_pass), Pass::Rows(n_rows, RowsForm::default())].into_iter().chain(of_mtp);
+        let all = [Pass::Prompt(max_pass), Pass::Decode(n_rows, DecodeForm::default())].into_iter().chain(of_mtp);
         all.collect::<Vec<_>>().into_iter().try_for_each(|pass| stage.record(None, pass))?;
         Ok(stage)
     }
@@ -167,9 +177,9 @@ impl Stage {
     /// # Errors
     /// [`Error::OutOfMemory`] if it does not fit; the device is unchanged.
     pub fn allocate(&self, with_room: bool) -> Result<(), Error> {
-        /// The reserve is this fraction of the stage's memory, at most `MOST_BYTES`.
+        /// The reserve is this fraction of the stage's memory, at most `MAX_BYTES`.
         const PART: u64 = 16;
-        const MOST_BYTES: u64 = 64 << 20;
+        const MAX_BYTES: u64 = 64 << 20;
         // A browser reports failed allocations later.
         if !self.device.is_gpu() || cfg!(target_arch = "wasm32") {
             return Ok(());
@@ -177,7 +187,7 @@ impl Stage {
         self.recordings.values().try_for_each(|recording| self.device.allocate_for(recording))?;
         self.others().try_for_each(|tensor| self.device.allocate(tensor))?;
         if with_room {
-            let n_words = (self.plan().total_bytes() / PART).clamp(4, MOST_BYTES) / 4;
+            let n_words = (self.plan().total_bytes() / PART).clamp(4, MAX_BYTES) / 4;
             let room = Tensor::declare("room", Role::Activations, &[n_words as u32], DType::U32)?;
             self.device.allocate(&room)?;
             drop(room);
@@ -234,7 +244,7 @@ impl Stage {
         self.write_parts(self.parts_of_slot(slot), states)
     }
 
-    fn parts_of_page(&self, page: PageId) -> Vec<Part> {
+    fn parts_of_page(&self, page: PageId) -> Vec<TensorRange> {
         let all = self.cache.kept().chain(self.mtp.iter().flat_map(KvCache::kept));
         let keys = all.filter(|(_, layer)| matches!(layer, LayerCache::Keys(_)));
         let heads = keys.flat_map(|(_, layer)| layer.tensors()).flat_map(|tensor| {
@@ -245,16 +255,16 @@ impl Stage {
         heads.collect()
     }
 
-    fn parts_of_slot(&self, slot: u32) -> Vec<Part> {
+    fn parts_of_slot(&self, slot: u32) -> Vec<TensorRange> {
         // Copies hold the states after whole pages, which are the first of a sequence's states.
         self.parts_of_states(|(states, _)| (states, slot * self.sizes.n_states))
     }
 
-    fn parts_of_copy(&self, copy: u32) -> Vec<Part> {
+    fn parts_of_copy(&self, copy: u32) -> Vec<TensorRange> {
         self.parts_of_states(|(_, copies)| (copies, copy))
     }
 
-    fn parts_of_states<'a>(&'a self, which: impl Fn(&'a (Tensor, Tensor)) -> (&'a Tensor, u32)) -> Vec<Part> {
+    fn parts_of_states<'a>(&'a self, which: impl Fn(&'a (Tensor, Tensor)) -> (&'a Tensor, u32)) -> Vec<TensorRange> {
         let part = |pair| {
             let (tensor, place) = which(pair);
             let n_words = tensor.len() / tensor.shape()[0] as usize;
@@ -264,7 +274,7 @@ impl Stage {
     }
 
     /// Consecutive parts of [`Stage::staging`] of the same lengths, and their total number of words.
-    fn staged(&self, parts: &[Part]) -> Result<(Tensor, Vec<Part>, usize), Error> {
+    fn staged(&self, parts: &[TensorRange]) -> Result<(Tensor, Vec<TensorRange>, usize), Error> {
         let staging = self.staging.clone().ok_or_else(|| Error::Operand {
             kernel: "engine",
             operand: "staging",
@@ -272,7 +282,7 @@ impl Stage {
             found: "none".into(),
         })?;
         let mut first = 0;
-        let part = |&(_, _, n_words): &Part| {
+        let part = |&(_, _, n_words): &TensorRange| {
             first += n_words;
             (staging.clone(), first - n_words, n_words)
         };
@@ -280,7 +290,7 @@ impl Stage {
         Ok((staging, staged, first))
     }
 
-    async fn read_parts(&self, parts: Vec<Part>) -> Result<Vec<u32>, Error> {
+    async fn read_parts(&self, parts: Vec<TensorRange>) -> Result<Vec<u32>, Error> {
         if parts.is_empty() {
             return Ok(Vec::new());
         }
@@ -289,7 +299,7 @@ impl Stage {
         self.device.read_part(&staging, 0..n_words).await
     }
 
-    fn write_parts<'a>(&self, parts: Vec<Part>, words: &'a [u32]) -> Result<&'a [u32], Error> {
+    fn write_parts<'a>(&self, parts: Vec<TensorRange>, words: &'a [u32]) -> Result<&'a [u32], Error> {
         if parts.is_empty() {
             return Ok(words);
         }
@@ -308,15 +318,15 @@ impl Stage {
     /// Records a pass with the stage's weights or an adapter's. Batch invariance: prefill always uses the kernels
     /// for many rows and decoding those for few, so that a row's result does not depend on the batch.
     fn record(&mut self, adapted: Option<Adapted<'_>>, pass: Pass) -> Result<(), Error> {
-        let Sizes { n_rows: most_rows, max_pass, .. } = self.sizes;
+        let EngineSizes { n_rows: most_rows, max_pass, .. } = self.sizes;
         let few = Products::Few { columns: most_rows.min(8) };
         let with_runs;
         let (io, products, n_rows, ending) = match pass {
             Pass::Prompt(n_rows) => (&self.prompt, Products::Many, n_rows, Ending::Cache),
-            Pass::Rows(n_rows, RowsForm { sampler, has_runs: false }) => {
+            Pass::Decode(n_rows, DecodeForm { sampler, has_runs: false }) => {
                 (&self.rows, few, n_rows, Ending::Sample(sampler))
             }
-            Pass::Rows(n_rows, RowsForm { sampler, has_runs: true }) => {
+            Pass::Decode(n_rows, DecodeForm { sampler, has_runs: true }) => {
                 with_runs = PassTensors { state: self.rows.state.with_runs(), ..self.rows.clone() };
                 (&with_runs, few, n_rows, Ending::Sample(sampler))
             }
@@ -326,7 +336,7 @@ impl Stage {
         let mut rec = Recorder::new(self.device.target()).with_products(products);
         let transformer = adapted.map_or(&self.transformer, |adapted| adapted.transformer);
         transformer.record_pass(&mut rec, &self.cache, io, n_rows, ending)?;
-        let is_largest = pass == Pass::Prompt(max_pass) || pass == Pass::Rows(most_rows, RowsForm::default());
+        let is_largest = pass == Pass::Prompt(max_pass) || pass == Pass::Decode(most_rows, DecodeForm::default());
         let recording = match is_largest {
             true => rec.finish(&mut self.workspace),
             false => rec.finish_within(&mut self.workspace),
@@ -359,8 +369,8 @@ fn number(adapted: Option<Adapted<'_>>) -> usize {
     adapted.map_or(0, |adapted| adapted.number)
 }
 
-fn copy_parts(device: &Device, parts: impl Iterator<Item = (Part, Part)>) -> Result<(), Error> {
-    let copy = |((from, from_first, n_words), (to, to_first, _)): (Part, Part)| WordCopy {
+fn copy_parts(device: &Device, parts: impl Iterator<Item = (TensorRange, TensorRange)>) -> Result<(), Error> {
+    let copy = |((from, from_first, n_words), (to, to_first, _)): (TensorRange, TensorRange)| WordCopy {
         from: (from, from_first),
         to: (to, to_first),
         n_words,

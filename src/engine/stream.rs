@@ -35,24 +35,24 @@ struct Unread {
 
 /// State shared by the ends of a stream.
 #[derive(Default)]
-struct Channel {
+struct StreamState {
     unread: Watched<Unread>,
     is_cancelled: AtomicBool,
 }
 
 /// The pieces of a request's completion. Dropping the stream cancels the request.
-pub struct Stream(Arc<Channel>);
+pub struct Stream(Arc<StreamState>);
 
 /// Cancels a request, also from another thread.
 #[derive(Clone)]
-pub struct StreamHandle(Arc<Channel>);
+pub struct StreamHandle(Arc<StreamState>);
 
 /// The driver's end of a stream.
-pub(super) struct ResponseSender(Arc<Channel>);
+pub(super) struct ResponseSender(Arc<StreamState>);
 
 /// Creates both ends of a stream.
 pub(super) fn stream() -> (ResponseSender, Stream) {
-    let channel = Arc::new(Channel::default());
+    let channel = Arc::new(StreamState::default());
     (ResponseSender(channel.clone()), Stream(channel))
 }
 

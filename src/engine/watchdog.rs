@@ -9,16 +9,16 @@ use crate::loss::LossReason;
 use crate::panics::caught;
 
 /// Dropping the watchdog ends its thread.
-pub(super) struct Watchdog(Arc<Watch>);
+pub(super) struct Watchdog(Arc<WatchdogShared>);
 
-struct Watch {
+struct WatchdogShared {
     limit: Duration,
-    state: Mutex<State>,
+    state: Mutex<WatchState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WatchState {
     /// The current step's deadline and devices.
     step: Option<(Instant, Vec<Device>)>,
     /// Whether the step missed its deadline.
@@ -26,8 +26,8 @@ struct State {
     is_over: bool,
 }
 
-impl Watch {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl WatchdogShared {
+    fn state(&self) -> MutexGuard<'_, WatchState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -58,7 +58,7 @@ impl Watch {
 impl Watchdog {
     /// Starts a thread that watches steps of at most `limit`.
     pub fn begin(limit: Duration) -> Result<Watchdog, Error> {
-        let watch = Arc::new(Watch { limit, state: Mutex::default(), changed: Condvar::new() });
+        let watch = Arc::new(WatchdogShared { limit, state: Mutex::default(), changed: Condvar::new() });
         let of_thread = watch.clone();
         let spawned = std::thread::Builder::new().name("tilewright watchdog".into()).spawn(move || {
             // Giving up a device may panic; keep watching the next steps.
@@ -71,7 +71,7 @@ impl Watchdog {
     /// Starts the clock for a step on these devices.
     pub fn step_begins(&self, devices: Vec<Device>) {
         let end = Instant::now().checked_add(self.0.limit);
-        *self.0.state() = State { step: end.map(|end| (end, devices)), ..State::default() };
+        *self.0.state() = WatchState { step: end.map(|end| (end, devices)), ..WatchState::default() };
         self.0.changed.notify_one();
     }
 

@@ -5,20 +5,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 #[derive(Default)]
-pub(super) struct Watched<T>(Mutex<Inner<T>>);
+pub(super) struct Watched<T>(Mutex<WatchedValue<T>>);
 
 #[derive(Default)]
-struct Inner<T> {
+struct WatchedValue<T> {
     value: T,
     wakers: Vec<Waker>,
 }
 
 impl<T> Watched<T> {
     pub fn new(value: T) -> Watched<T> {
-        Watched(Mutex::new(Inner { value, wakers: Vec::new() }))
+        Watched(Mutex::new(WatchedValue { value, wakers: Vec::new() }))
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner<T>> {
+    fn inner(&self) -> MutexGuard<'_, WatchedValue<T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

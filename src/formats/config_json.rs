@@ -4,7 +4,7 @@
 //! transformers writes `None` that way. It also writes `Infinity` and `NaN`, which JSON lacks: these parse, but match
 //! none of the requested types.
 
-use super::text::{FLOAT, Fault, read_json};
+use super::text::{FLOAT, JsonFault, read_json};
 use super::{Error, Shown};
 use serde_json::{Map, Value};
 
@@ -37,7 +37,7 @@ impl ConfigJson {
         if json.len() > MAX_BYTES {
             return Err(broken(MAX_BYTES, "at most 4 MiB", format!("{} bytes", json.len())));
         }
-        let root = read_json(json).map_err(|Fault { offset, message }| broken(offset, "a JSON object", message))?;
+        let root = read_json(json).map_err(|JsonFault { offset, message }| broken(offset, "a JSON object", message))?;
         Ok(Self { root })
     }
 

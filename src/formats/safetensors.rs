@@ -115,7 +115,7 @@ fn read(header: &[u8], data_offset: u64, file_len: u64) -> Result<Safetensors, E
         let found = format!("{:?}", text.chars().next().unwrap_or_default());
         return Err(broken("header", LENGTH_BYTES, "a JSON object that starts with `{`", found));
     }
-    let mut contents = Header::default();
+    let mut contents = HeaderBuilder::default();
     read_json(text, &mut contents).map_err(|error| {
         let field = match contents.current.as_str() {
             "" => "header".into(),
@@ -124,7 +124,7 @@ fn read(header: &[u8], data_offset: u64, file_len: u64) -> Result<Safetensors, E
         json_error(FORMAT, field, LENGTH_BYTES, text, &error)
     })?;
 
-    let Header { mut tensors, metadata, .. } = contents;
+    let HeaderBuilder { mut tensors, metadata, .. } = contents;
     let name = |item: usize| tensors.get(item).map_or("", |tensor| &tensor.name);
     let index = NameIndex::build(tensors.len(), name).map_err(|[first, second]| {
         let field = format!("header entry `{}`", Shown(name(second)));
@@ -187,14 +187,14 @@ fn json_error(format: &'static str, field: String, text_start: u64, text: &str, 
 
 /// The header during parsing.
 #[derive(Default)]
-struct Header {
+struct HeaderBuilder {
     tensors: Vec<TensorInfo>,
     metadata: Vec<(String, String)>,
     /// Name of the entry being read, for messages.
     current: String,
 }
 
-impl<'de> DeserializeSeed<'de> for &mut Header {
+impl<'de> DeserializeSeed<'de> for &mut HeaderBuilder {
     type Value = ();
 
     fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -202,7 +202,7 @@ impl<'de> DeserializeSeed<'de> for &mut Header {
     }
 }
 
-impl<'de> Visitor<'de> for &mut Header {
+impl<'de> Visitor<'de> for &mut HeaderBuilder {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -217,13 +217,13 @@ impl<'de> Visitor<'de> for &mut Header {
                 if std::mem::replace(&mut has_metadata, true) {
                     return Err(A::Error::custom("a second __metadata__"));
                 }
-                map.next_value_seed(Texts(&mut self.metadata))?;
+                map.next_value_seed(TextListReader(&mut self.metadata))?;
             } else if name.is_empty() {
                 return Err(A::Error::custom("an empty name"));
             } else if self.tensors.len() == MAX_TENSORS {
                 return Err(A::Error::custom(format_args!("more than {MAX_TENSORS} tensors")));
             } else {
-                let entry: Entry = map.next_value()?;
+                let entry: TensorEntry = map.next_value()?;
                 self.tensors.push(entry.named(name).map_err(A::Error::custom)?);
             }
             self.current.clear();
@@ -235,16 +235,16 @@ impl<'de> Visitor<'de> for &mut Header {
 /// A tensor's header entry.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct TensorEntry {
     dtype: Dtype,
-    shape: Shape,
+    shape: ShapeReader,
     data_offsets: [u64; 2],
 }
 
-impl Entry {
+impl TensorEntry {
     /// The tensor with its offset from the start of the data, or the error.
     fn named(self, name: String) -> Result<TensorInfo, String> {
-        let (Dtype(block_type), Shape(shape), [begin, end]) = (self.dtype, self.shape, self.data_offsets);
+        let (Dtype(block_type), ShapeReader(shape), [begin, end]) = (self.dtype, self.shape, self.data_offsets);
         let size_bytes = end.checked_sub(begin).ok_or("data_offsets in reverse")?;
         let n_elements = shape.iter().try_fold(1_u64, |product, &dimension| product.checked_mul(dimension));
         let n_blocks =
@@ -267,19 +267,19 @@ impl<'de> Deserialize<'de> for Dtype {
     }
 }
 
-struct Shape(Vec<u64>);
+struct ShapeReader(Vec<u64>);
 
-impl<'de> Deserialize<'de> for Shape {
+impl<'de> Deserialize<'de> for ShapeReader {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Dimensions;
         impl<'de> Visitor<'de> for Dimensions {
-            type Value = Shape;
+            type Value = ShapeReader;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "an array of at most {MAX_RANK} dimensions")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Shape, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<ShapeReader, A::Error> {
                 let mut shape = Vec::with_capacity(4);
                 while let Some(dimension) = seq.next_element()? {
                     if shape.len() == MAX_RANK {
@@ -287,7 +287,7 @@ impl<'de> Deserialize<'de> for Shape {
                     }
                     shape.push(dimension);
                 }
-                Ok(Shape(shape))
+                Ok(ShapeReader(shape))
             }
         }
         deserializer.deserialize_seq(Dimensions)
@@ -295,9 +295,9 @@ impl<'de> Deserialize<'de> for Shape {
 }
 
 /// Reads an object of strings into a list in order.
-struct Texts<'a>(&'a mut Vec<(String, String)>);
+struct TextListReader<'a>(&'a mut Vec<(String, String)>);
 
-impl<'de> DeserializeSeed<'de> for Texts<'_> {
+impl<'de> DeserializeSeed<'de> for TextListReader<'_> {
     type Value = ();
 
     fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -305,7 +305,7 @@ impl<'de> DeserializeSeed<'de> for Texts<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Texts<'_> {
+impl<'de> Visitor<'de> for TextListReader<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -13,7 +13,7 @@ pub fn without_mark(bytes: &[u8]) -> &[u8] {
 }
 
 /// An error in a JSON file, with its byte offset.
-pub(crate) struct Fault {
+pub(crate) struct JsonFault {
     pub offset: usize,
     pub message: String,
 }
@@ -22,8 +22,8 @@ pub(crate) struct Fault {
 /// releases of transformers write it, an object with the single key [`FLOAT`].
 ///
 /// # Errors
-/// [`Fault`] for invalid JSON or another type than `T`.
-pub(crate) fn read_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
+/// [`JsonFault`] for invalid JSON or another type than `T`.
+pub(crate) fn read_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, JsonFault> {
     let text = without_mark(bytes);
     let n_before = bytes.len() - text.len();
     let error = match serde_json::from_slice(text) {
@@ -45,7 +45,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
     {
         message.truncate(position); // a position in the changed text
     }
-    Err(Fault { offset: n_before + at.saturating_sub(n_added), message })
+    Err(JsonFault { offset: n_before + at.saturating_sub(n_added), message })
 }
 
 /// The key of an object that replaces a number that JSON lacks: `{"__float__": "Infinity"}`.
@@ -91,18 +91,18 @@ mod tests {
 
     fn read(text: &str) -> Value {
         read_json(text.as_bytes())
-            .unwrap_or_else(|fault: Fault| panic!("{text}: {} at {}", fault.message, fault.offset))
+            .unwrap_or_else(|fault: JsonFault| panic!("{text}: {} at {}", fault.message, fault.offset))
     }
 
     #[test]
-    fn a_byte_order_mark_is_none_of_the_text() {
+    fn byte_order_mark_is_stripped_from_text() {
         assert_eq!(without_mark("\u{feff}a\u{feff}".as_bytes()), "a\u{feff}".as_bytes());
         assert_eq!(without_mark(b"\xef\xbb"), b"\xef\xbb");
         assert_eq!(read("\u{feff}{\"a\": \"\u{feff}\"}"), json!({ "a": "\u{feff}" }));
     }
 
     #[test]
-    fn floats_of_python_are_read_outside_texts() {
+    fn python_float_literals_are_read_outside_strings() {
         let float = |name: &str| json!({ FLOAT: name });
         assert_eq!(
             read("{\"a\": [0.0, Infinity], \"b\":-Infinity,\"c\": NaN, \"d\": \"Infinity, \\\"NaN, \\\\\"}"),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_where_they_are_in_the_file() {
+    fn json_error_offset_is_the_position_in_the_file() {
         for (text, offset) in [
             ("{\"a\": ?}", 6),
             ("\u{feff}{\"a\":\n ?}", 10),

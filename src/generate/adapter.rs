@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 
-use super::model::Inner;
+use super::model::ModelInner;
 use super::passes::RecordedPasses;
 use super::{Model, Session};
 use crate::device::Device;
@@ -27,7 +27,7 @@ pub(super) struct AdapterInner {
     name: String,
     /// The model's, with the adapter's deltas.
     transformer: Transformer,
-    model: Weak<Inner>,
+    model: Weak<ModelInner>,
     n_targets: usize,
     size_bytes: u64,
     digest: u64,

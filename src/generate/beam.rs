@@ -32,12 +32,12 @@ impl Default for BeamOptions {
 
 impl BeamOptions {
     /// Maximum of [`BeamOptions::width`].
-    pub const MOST_WIDTH: usize = 32;
+    pub const MAX_WIDTH: usize = 32;
 
     fn check(&self) -> Result<(), Error> {
         let wrong = |option, expected: String, found: String| Err(Error::Option { option, expected, found });
-        if !(1..=Self::MOST_WIDTH).contains(&self.width) {
-            return wrong("width", format!("1 to {}", Self::MOST_WIDTH), self.width.to_string());
+        if !(1..=Self::MAX_WIDTH).contains(&self.width) {
+            return wrong("width", format!("1 to {}", Self::MAX_WIDTH), self.width.to_string());
         }
         if !(0.0..=10.0).contains(&self.length_penalty) {
             return wrong("length_penalty", "0 to 10".into(), self.length_penalty.to_string());
@@ -127,13 +127,18 @@ impl Model {
     }
 
     /// Makes the next beams, each with its parent's session or a copy of it.
-    async fn go_on(&self, live: Vec<Live>, idle: &mut Vec<Session>, chosen: Vec<Next>) -> Result<Vec<Live>, Error> {
+    async fn go_on(
+        &self,
+        live: Vec<Live>,
+        idle: &mut Vec<Session>,
+        chosen: Vec<BeamCandidate>,
+    ) -> Result<Vec<Live>, Error> {
         let mut next = Vec::with_capacity(chosen.len());
         for (parent, Live { session, ids, .. }) in live.into_iter().enumerate() {
             let mut session = Some(session);
             let mut snapshot = None;
-            let children: Vec<&Next> = chosen.iter().filter(|next| next.parent == parent).collect();
-            for (i, &&Next { id, logprob, .. }) in children.iter().enumerate() {
+            let children: Vec<&BeamCandidate> = chosen.iter().filter(|next| next.parent == parent).collect();
+            for (i, &&BeamCandidate { id, logprob, .. }) in children.iter().enumerate() {
                 if let (Some(session), None, true) = (&session, &snapshot, i + 1 < children.len()) {
                     snapshot = Some(session.snapshot()?);
                 }
@@ -157,7 +162,7 @@ impl Model {
 }
 
 /// A beam's continuation by one token.
-struct Next {
+struct BeamCandidate {
     parent: usize,
     id: u32,
     logprob: f64,
@@ -169,7 +174,7 @@ fn best_continuations(
     options: &BeamOptions,
     end_ids: &[u32],
     ended: &mut Vec<Beam>,
-) -> Result<Vec<Next>, Error> {
+) -> Result<Vec<BeamCandidate>, Error> {
     let is_end = |id: u32| !options.ignore_eos && end_ids.contains(&id);
     // Enough to fill the beams even if all end tokens are among the best.
     let n_each = options.width * (1 + end_ids.len());
@@ -180,7 +185,11 @@ fn best_continuations(
         }
         let normalizer = log_sum_exp(logits);
         let of_parent = likeliest(logits, n_each).into_iter();
-        all.extend(of_parent.map(|(id, logit)| Next { parent, id, logprob: logprob + f64::from(logit) - normalizer }));
+        all.extend(of_parent.map(|(id, logit)| BeamCandidate {
+            parent,
+            id,
+            logprob: logprob + f64::from(logit) - normalizer,
+        }));
     }
     // Stable among equals: earlier beams, then lower ids.
     all.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));

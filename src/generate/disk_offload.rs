@@ -27,7 +27,7 @@ use crate::model::{Destination, ExpertWeights, Experts, ModelConfig, Transformer
 #[cfg(not(target_arch = "wasm32"))]
 use crate::platform::spawn;
 use crate::recording::Recording;
-use crate::tensor::{Block, Role, Tensor};
+use crate::tensor::{MemoryBlock, Role, Tensor};
 
 /// Disk offload of layers and embedding tables, with statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
@@ -132,16 +132,16 @@ pub(super) fn layer_sizes(weights: &Weights, config: &ModelConfig, layers: Range
 
 /// Offloaded layers and their shared slots.
 pub(super) struct DiskOffload {
-    reader: Arc<Reader>,
+    reader: Arc<LayerReader>,
     /// Tensors read for each layer.
     tensors: Vec<Vec<Tensor>>,
     /// Held by a pass to its end: one pass at a time uses the slots.
-    lane: Mailbox<Option<Lane>>,
+    read_ahead: Mailbox<Option<ReadAhead>>,
     plan: Streaming,
     waiting_ns: AtomicU64,
 }
 
-struct Reader {
+struct LayerReader {
     /// Layer numbers and feeds, in order.
     layers: Vec<(usize, Feed)>,
     files: WeightFiles,
@@ -152,7 +152,7 @@ struct Reader {
     reading_ns: AtomicU64,
 }
 
-impl Reader {
+impl LayerReader {
     /// Reads the `i`-th offloaded layer into its slot.
     ///
     /// # Errors
@@ -172,15 +172,15 @@ impl Reader {
 
 /// Reads a layer when a pass waits for it.
 #[cfg(target_arch = "wasm32")]
-struct Lane {
-    reader: Arc<Reader>,
+struct ReadAhead {
+    reader: Arc<LayerReader>,
     device: Device,
 }
 
 #[cfg(target_arch = "wasm32")]
-impl Lane {
-    fn start(reader: &Arc<Reader>, device: &Device) -> Result<Lane, Error> {
-        Ok(Lane { reader: reader.clone(), device: device.clone() })
+impl ReadAhead {
+    fn start(reader: &Arc<LayerReader>, device: &Device) -> Result<ReadAhead, Error> {
+        Ok(ReadAhead { reader: reader.clone(), device: device.clone() })
     }
 
     async fn wait_for(&self, i: usize) -> Result<(), Error> {
@@ -192,7 +192,7 @@ impl Lane {
 
 /// A read-ahead thread.
 #[cfg(not(target_arch = "wasm32"))]
-struct Lane {
+struct ReadAhead {
     /// Sends the slots that may be overwritten. Dropping it ends the thread.
     free: Option<Sender<usize>>,
     /// Layers read into their slots.
@@ -201,12 +201,12 @@ struct Lane {
 }
 
 #[cfg(not(target_arch = "wasm32"))]
-impl Lane {
+impl ReadAhead {
     /// Starts a thread that reads the layers in a cycle as slots become free.
-    fn start(reader: &Arc<Reader>, device: &Device) -> Result<Lane, Error> {
+    fn start(reader: &Arc<LayerReader>, device: &Device) -> Result<ReadAhead, Error> {
         let (free, frees) = channel();
         let ready = Arc::new(Mailbox::new([]));
-        let told = Told(ready.clone());
+        let sender = LayerSender(ready.clone());
         let (reader, device) = (reader.clone(), device.clone());
         let read_all = async move {
             let mut is_free = [true; SLOTS];
@@ -220,14 +220,14 @@ impl Lane {
                 is_free[i % SLOTS] = false;
                 let read = reader.read(i, &device).await;
                 let failed = read.is_err();
-                told.0.put(read.map(|()| i));
+                sender.0.put(read.map(|()| i));
                 if failed {
                     return;
                 }
             }
         };
         let thread = spawn("tilewright layers", read_all).map_err(of_thread)?;
-        Ok(Lane { free: Some(free), ready, thread: Some(thread) })
+        Ok(ReadAhead { free: Some(free), ready, thread: Some(thread) })
     }
 
     async fn wait_for(&self, i: usize) -> Result<(), Error> {
@@ -245,7 +245,7 @@ impl Lane {
 }
 
 #[cfg(not(target_arch = "wasm32"))]
-impl Drop for Lane {
+impl Drop for ReadAhead {
     /// Joins the thread, so that two never write to the same slots.
     fn drop(&mut self) {
         self.free = None;
@@ -254,22 +254,22 @@ impl Drop for Lane {
 }
 
 /// A pass's exclusive use of the slots.
-pub(super) struct Turn<'a> {
-    lanes: &'a Mailbox<Option<Lane>>,
+pub(super) struct SlotGuard<'a> {
+    return_to: &'a Mailbox<Option<ReadAhead>>,
     /// Left to the next pass; `None` makes that one start a new lane.
-    lane: Option<Lane>,
+    read_ahead: Option<ReadAhead>,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for SlotGuard<'_> {
     fn drop(&mut self) {
-        self.lanes.put(self.lane.take());
+        self.return_to.put(self.read_ahead.take());
     }
 }
 
 /// Sends layers to the pass, and an error when the thread ends.
-struct Told(Arc<Mailbox<Result<usize, Error>>>);
+struct LayerSender(Arc<Mailbox<Result<usize, Error>>>);
 
-impl Drop for Told {
+impl Drop for LayerSender {
     fn drop(&mut self) {
         self.0.put(Err(of_thread(std::io::ErrorKind::Other.into())));
     }
@@ -303,8 +303,8 @@ impl DiskOffload {
         };
         let of_layers: Vec<Vec<u64>> = streamed.iter().map(|(_, tensors)| sizes(tensors)).collect();
         let of_slot = slot_sizes(of_layers.iter());
-        let slot = || of_slot.iter().map(|&size| Block::new(size, Role::Weights)).collect::<Vec<_>>();
-        let slots: Vec<Vec<Arc<Block>>> = std::iter::repeat_with(slot).take(SLOTS).collect();
+        let slot = || of_slot.iter().map(|&size| MemoryBlock::new(size, Role::Weights)).collect::<Vec<_>>();
+        let slots: Vec<Vec<Arc<MemoryBlock>>> = std::iter::repeat_with(slot).take(SLOTS).collect();
         for ((_, tensors), slot) in streamed.iter().zip(slots.iter().cycle()) {
             let mut by_size: Vec<&Tensor> = tensors.iter().collect();
             crate::sort::by_key(&mut by_size, |tensor| std::cmp::Reverse(tensor.size_bytes()));
@@ -320,7 +320,7 @@ impl DiskOffload {
             fitting_context,
             ..Streaming::resident(transformer)
         };
-        let reader = Reader {
+        let reader = LayerReader {
             layers: streamed.iter().map(|(layer, tensors)| (*layer, feed(tensors))).collect(),
             files,
             kept,
@@ -331,7 +331,7 @@ impl DiskOffload {
         DiskOffload {
             reader: Arc::new(reader),
             tensors: streamed.into_iter().map(|(_, tensors)| tensors).collect(),
-            lane: Mailbox::new([None]),
+            read_ahead: Mailbox::new([None]),
             plan,
             waiting_ns: AtomicU64::new(0),
         }
@@ -375,7 +375,7 @@ impl DiskOffload {
     /// Disk offload with its statistics.
     pub fn report(&self) -> Streaming {
         let duration = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
-        let Reader { kept, n_read, read_bytes, reading_ns, .. } = &*self.reader;
+        let LayerReader { kept, n_read, read_bytes, reading_ns, .. } = &*self.reader;
         let experts = kept.as_ref().map(|kept| kept.report());
         // Reading single experts always stalls the device.
         let waited = kept.as_ref().map_or(Duration::ZERO, |kept| kept.reading());
@@ -399,9 +399,9 @@ impl DiskOffload {
         &self,
         device: &Device,
         (recording, n_rows): (&Recording, usize),
-    ) -> Result<(usize, Turn<'_>), Error> {
-        let mut turn = Turn { lane: self.lane.take().await, lanes: &self.lane };
-        let Reader { kept, layers, files, .. } = &*self.reader;
+    ) -> Result<(usize, SlotGuard<'_>), Error> {
+        let mut turn = SlotGuard { read_ahead: self.read_ahead.take().await, return_to: &self.read_ahead };
+        let LayerReader { kept, layers, files, .. } = &*self.reader;
         if let (Some(kept), false) = (kept, recording.choices().is_empty()) {
             return Ok((kept.run_up_to_last((device, files), (recording, n_rows)).await?, turn));
         }
@@ -411,9 +411,9 @@ impl DiskOffload {
         }
         device.prepare(recording)?;
         // A failed or dropped pass leaves no lane.
-        let lane = match turn.lane.take() {
-            Some(lane) => lane,
-            None => Lane::start(&self.reader, device)?,
+        let read_ahead = match turn.read_ahead.take() {
+            Some(read_ahead) => read_ahead,
+            None => ReadAhead::start(&self.reader, device)?,
         };
         let mut done = 0;
         for (layer, steps) in recording.layers() {
@@ -422,25 +422,25 @@ impl DiskOffload {
                 device.run_steps(recording, done..steps.start)?;
             }
             let start = Instant::now();
-            lane.wait_for(i).await?;
+            read_ahead.wait_for(i).await?;
             self.waiting_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
             device.run_steps(recording, steps.clone())?;
             // Later writes to the slot are queued after these steps.
-            lane.release(i);
+            read_ahead.release(i);
             done = steps.end;
         }
-        turn.lane = Some(lane);
+        turn.read_ahead = Some(read_ahead);
         Ok((done, turn))
     }
 }
 
 /// Reads a whole feed and returns its bytes, with bounded uploads in flight.
 pub(super) async fn read(mut feed: Feed, device: &Device, files: &WeightFiles) -> Result<u64, Error> {
-    const MOST_IN_FLIGHT: u64 = 32 << 20;
+    const MAX_IN_FLIGHT: u64 = 32 << 20;
     let mut in_flight = 0;
     while feed.take_again(device, files).await? {
         in_flight += feed.take_uploaded();
-        if in_flight >= MOST_IN_FLIGHT {
+        if in_flight >= MAX_IN_FLIGHT {
             device.drained().await?;
             in_flight = 0;
         }

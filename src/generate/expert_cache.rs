@@ -85,7 +85,7 @@ impl Slots {
 
     /// Counts a pass's choices, each below E, and assigns slots to the missing experts: returns those to read and
     /// their slots. Evicts no expert that the pass needs. `None` if there are too few slots.
-    fn make_room(&mut self, chosen: &[u32]) -> Option<Vec<(u32, u32)>> {
+    fn assign_slots(&mut self, chosen: &[u32]) -> Option<Vec<(u32, u32)>> {
         self.n_passes = self.n_passes.wrapping_add(1);
         let now = self.n_passes;
         for &expert in chosen {
@@ -124,7 +124,7 @@ impl Slots {
 /// Reads experts into their slots.
 pub(super) struct ExpertCache {
     catalog: Catalog,
-    layers: Vec<Layer>,
+    layers: Vec<CachedLayer>,
     n_chosen: AtomicU64,
     n_found: AtomicU64,
     n_read: AtomicU64,
@@ -132,14 +132,14 @@ pub(super) struct ExpertCache {
     reading_ns: AtomicU64,
 }
 
-struct Layer {
+struct CachedLayer {
     number: u32,
     experts: CachedExperts,
     /// Contents of the slots; a slot is empty while an expert is read into it.
     slots: Mutex<Slots>,
 }
 
-impl Layer {
+impl CachedLayer {
     fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -153,7 +153,7 @@ impl ExpertCache {
         let layers = blocks.filter_map(|(number, block)| {
             let experts = block.experts.as_ref()?.kept()?.clone();
             let slots = Mutex::new(Slots::new(experts.n_experts(), experts.n_slots()));
-            Some(Layer { number, experts, slots })
+            Some(CachedLayer { number, experts, slots })
         });
         ExpertCache {
             catalog: catalog.clone(),
@@ -166,7 +166,7 @@ impl ExpertCache {
         }
     }
 
-    fn layer(&self, number: u32) -> Result<&Layer, Error> {
+    fn layer(&self, number: u32) -> Result<&CachedLayer, Error> {
         self.layers.iter().find(|layer| layer.number == number).ok_or_else(|| Error::Operand {
             kernel: "model",
             operand: "experts",
@@ -181,7 +181,7 @@ impl ExpertCache {
     /// Those of reading.
     #[cfg(target_arch = "wasm32")]
     pub async fn fill(&self, device: &Device, files: &WeightFiles) -> Result<(), Error> {
-        for Layer { experts, .. } in &self.layers {
+        for CachedLayer { experts, .. } in &self.layers {
             read(Feed::new(&self.catalog, experts.shared()), device, files).await?;
         }
         Ok(())
@@ -193,7 +193,7 @@ impl ExpertCache {
     /// Those of [`Feed::take_all`].
     #[cfg(not(target_arch = "wasm32"))]
     pub fn fill(&self, device: &Device, files: &WeightFiles) -> Result<(), Error> {
-        self.layers.iter().try_for_each(|Layer { experts, .. }| {
+        self.layers.iter().try_for_each(|CachedLayer { experts, .. }| {
             Feed::new(&self.catalog, experts.shared()).take_all(device, files, None)
         })
     }
@@ -228,7 +228,7 @@ impl ExpertCache {
             routes.truncate(choice.routes.len());
             let n_words = choice.routes.shape().first().map_or(0, |&rows| routes.len() / rows as usize);
             let n_chosen = (n_rows * n_words).min(routes.len());
-            self.bring(self.layer(choice.layer)?, (device, files), (&choice.routes, routes, n_chosen)).await?;
+            self.ensure_cached(self.layer(choice.layer)?, (device, files), (&choice.routes, routes, n_chosen)).await?;
             done = choice.step;
         }
         Ok(done)
@@ -236,9 +236,9 @@ impl ExpertCache {
 
     /// Reads a layer's missing experts and replaces the routes' expert numbers by slots. Routes beyond the first
     /// `n_chosen` words belong to padding rows and get arbitrary slots.
-    async fn bring(
+    async fn ensure_cached(
         &self,
-        layer: &Layer,
+        layer: &CachedLayer,
         (device, files): (&Device, &WeightFiles),
         (tensor, mut routes, n_chosen): (&Tensor, Vec<u32>, usize),
     ) -> Result<(), Error> {
@@ -257,7 +257,7 @@ impl ExpertCache {
         let (n_found, room) = {
             let mut slots = layer.slots();
             let n_found = chosen.iter().filter(|&&expert| slots.slot_of(expert).is_some()).count();
-            (n_found, slots.make_room(&chosen).ok_or_else(too_many)?)
+            (n_found, slots.assign_slots(&chosen).ok_or_else(too_many)?)
         };
         let feed = |&(expert, slot): &(u32, u32)| Feed::of_expert(&self.catalog, experts.parts(expert, slot));
         let feeds = room.iter().map(feed).collect::<Result<Vec<Feed>, Error>>()?;
@@ -315,13 +315,13 @@ mod tests {
 
     /// Assigns slots and fills them at once.
     fn choose(slots: &mut Slots, chosen: &[u32]) -> Option<Vec<u32>> {
-        let room = slots.make_room(chosen)?;
+        let room = slots.assign_slots(chosen)?;
         room.iter().for_each(|&(expert, slot)| slots.put(expert, slot));
         Some(room.into_iter().map(|(expert, _)| expert).collect())
     }
 
     #[test]
-    fn the_least_used_expert_is_given_up() {
+    fn least_used_expert_is_evicted() {
         let mut slots = Slots::new(8, 3);
         assert_eq!(choose(&mut slots, &[5, 1, 5]), Some(vec![1, 5]));
         assert_eq!(choose(&mut slots, &[5, 2]), Some(vec![2]));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn uses_of_long_ago_count_less() {
+    fn older_uses_of_an_expert_weigh_less() {
         let mut slots = Slots::new(4, 2);
         (0..20).for_each(|_| drop(choose(&mut slots, &[0])));
         (0..2000).for_each(|_| drop(choose(&mut slots, &[1])));
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn no_expert_that_a_pass_needs_is_given_up() {
+    fn experts_needed_by_a_pass_are_never_evicted() {
         let mut slots = Slots::new(32, 6);
         let mut state = 1u32;
         let mut random = || {

@@ -13,7 +13,7 @@ use super::completion::{Completion, Decoded};
 use super::constraint::TokenConstraint;
 use super::in_flight::InFlight;
 use super::logprobs::Logprobs;
-use super::lookup::{judge, look_up};
+use super::lookup::{look_up, verify_drafts};
 use super::options::GenerateOptions;
 use super::session::Session;
 use super::stats::{Profile, Speculation, Stats};
@@ -294,10 +294,10 @@ impl<'s> Generation<'s> {
             match self.drafted.take() {
                 None => self.read.extend(StepState::tokens(&words)),
                 Some((ids, first_row)) => {
-                    let (n_right, next) = judge(&ids, words.get(first_row..).unwrap_or_default());
-                    self.session.sequence.verified(n_right, ids.len());
-                    self.speculation.accepted += n_right;
-                    self.read.extend(ids.into_iter().take(n_right).chain(next));
+                    let (n_accepted, next) = verify_drafts(&ids, words.get(first_row..).unwrap_or_default());
+                    self.session.sequence.verified(n_accepted, ids.len());
+                    self.speculation.accepted += n_accepted;
+                    self.read.extend(ids.into_iter().take(n_accepted).chain(next));
                 }
             }
         }

@@ -127,7 +127,7 @@ impl Session {
         weights
     }
 
-    fn head(&self, layer: usize, head: usize) -> Result<Head, Error> {
+    fn head(&self, layer: usize, head: usize) -> Result<AttentionHead, Error> {
         let transformer = self.model.transformer();
         let blocks = &transformer.config.blocks;
         let wrong = |option, expected: String, found: &dyn ToString| Error::Option {
@@ -144,10 +144,10 @@ impl Session {
         if head >= config.n_heads as usize {
             return Err(wrong("head", format!("a head below {}", config.n_heads), &head));
         }
-        Ok(Head { layer, head, config, sinks: transformer.weights.blocks[layer].attn_sinks.clone(), cached })
+        Ok(AttentionHead { layer, head, config, sinks: transformer.weights.blocks[layer].attn_sinks.clone(), cached })
     }
 
-    async fn compute_weights(&mut self, of: &Head, rows: usize) -> Result<HeadWeights, Error> {
+    async fn compute_weights(&mut self, of: &AttentionHead, rows: usize) -> Result<HeadWeights, Error> {
         let (model, columns) = (self.model.clone(), self.tokens().len());
         let device = model.device();
         let sink = match &of.sinks {
@@ -162,7 +162,7 @@ impl Session {
             // A single row would use an attention variant that no other pass uses.
             let size = self.passes.size((n_left as u32).max(2));
             let n_tokens = n_left.min(size as usize);
-            let (recording, queries) = self.passes.watch(device, model.transformer(), size, of.layer).await?;
+            let (recording, queries) = self.passes.record_queries(device, model.transformer(), size, of.layer).await?;
             self.ready(size, n_tokens, Ending::Cache).await?;
             model.run(&recording, n_tokens).await?;
             self.submitted(n_tokens, size);
@@ -181,7 +181,7 @@ impl Session {
     /// Caches all tokens but the last `n`, which the next passes compute.
     async fn cache_all_but(&mut self, n: usize) -> Result<(), Error> {
         self.choose_angles();
-        self.sequence.leave_last(n);
+        self.sequence.uncache_last(n);
         let Session { model, passes, sequence, .. } = self;
         model.device().write(&passes.io.tokens, sequence.n_cached(), sequence.uncached())?;
         loop {
@@ -210,7 +210,7 @@ async fn round_trips(device: &Device, recording: &Recording) -> Result<Vec<Durat
 }
 
 /// One head of a layer, with the layer's cache.
-struct Head {
+struct AttentionHead {
     layer: usize,
     head: usize,
     config: AttentionConfig,
@@ -218,7 +218,7 @@ struct Head {
     cached: CachedKeys,
 }
 
-impl Head {
+impl AttentionHead {
     /// The keys that this head reads, out of all heads' keys.
     fn keys<'a>(&self, keys: &'a [u32]) -> &'a [u32] {
         let (n_heads, n_kv_heads) = (self.config.n_heads as usize, self.config.n_kv_heads as usize);
@@ -256,7 +256,7 @@ mod tests {
     use crate::{GenerateOptions, Model};
 
     #[test]
-    fn round_trips_run_each_dispatch_once_and_in_order() {
+    fn timeline_runs_each_dispatch_once_and_in_order() {
         let device = Device::cpu();
         let model = Model::builtin(&device).unwrap();
         let mut session = model.session().unwrap();

@@ -48,7 +48,7 @@ mod tests {
 
     /// Compared with a full sort, with many equal values.
     #[test]
-    fn likeliest_come_first() {
+    fn top_logprobs_match_a_full_sort() {
         let logits: Vec<f32> = (0..500u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 26) as f32 - 31.0).collect();
         let mut sorted: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
         sorted.sort_by(|a, b| b.1.total_cmp(&a.1));

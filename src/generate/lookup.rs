@@ -5,7 +5,7 @@ const FEWEST: usize = 2;
 /// Maximum match length compared.
 const ENOUGH: usize = 8;
 /// Maximum number of tokens searched, which bounds the delay of other sequences.
-const MOST_SEARCHED: usize = 1 << 14;
+const MAX_SEARCHED: usize = 1 << 14;
 
 /// Up to `n` draft tokens: the continuation of the longest earlier match of the latest tokens, the latest of equally
 /// long ones. Repeats itself if the sequence does. Empty if the last two tokens have no earlier occurrence. Searches
@@ -16,7 +16,7 @@ pub(crate) fn look_up(ids: &[u32], n: usize) -> Vec<u32> {
     if n == 0 {
         return Vec::new();
     }
-    let ids = &ids[ids.len().saturating_sub(MOST_SEARCHED)..];
+    let ids = &ids[ids.len().saturating_sub(MAX_SEARCHED)..];
     let mut found = None;
     let mut longest = FEWEST - 1;
     // `end`: end of an earlier occurrence.
@@ -36,9 +36,9 @@ pub(crate) fn look_up(ids: &[u32], n: usize) -> Vec<u32> {
 
 /// How many draft tokens the model accepts, and its choice after those. `choices`: its choice before each draft
 /// token and after the last.
-pub(crate) fn judge(drafts: &[u32], choices: &[u32]) -> (usize, Option<u32>) {
-    let n_right = drafts.iter().zip(choices).take_while(|(draft, choice)| draft == choice).count();
-    (n_right, choices.get(n_right).copied())
+pub(crate) fn verify_drafts(drafts: &[u32], choices: &[u32]) -> (usize, Option<u32>) {
+    let n_accepted = drafts.iter().zip(choices).take_while(|(draft, choice)| draft == choice).count();
+    (n_accepted, choices.get(n_accepted).copied())
 }
 
 #[cfg(test)]
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn drafts_are_what_followed_the_longest_and_latest_match() {
+    fn drafts_follow_the_longest_and_latest_match() {
         assert_eq!(look_up(&[1, 2, 3, 4, 9, 1, 2], 3), [3, 4, 9]);
         // The longer match wins over the later one; of equal ones, the later wins.
         assert_eq!(look_up(&[1, 2, 3, 7, 0, 2, 3, 8, 1, 2, 3], 1), [7]);
@@ -72,8 +72,8 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_tokens_are_searched() {
-        let filler = || 10..10 + MOST_SEARCHED as u32;
+    fn only_the_latest_tokens_are_searched() {
+        let filler = || 10..10 + MAX_SEARCHED as u32;
         let ids: Vec<u32> = [1, 2, 3].into_iter().chain(filler().skip(5)).chain([1, 2]).collect();
         assert_eq!(look_up(&ids, 1), [3]);
         let ids: Vec<u32> = [1, 2, 3].into_iter().chain(filler()).chain([1, 2]).collect();
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn drafts_are_those_of_the_definition() {
+    fn drafts_equal_those_of_a_brute_force_search() {
         let mut seed = 3u64;
         let mut n_found = 0;
         for round in 0..2000 {

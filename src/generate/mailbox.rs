@@ -6,9 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 /// A first-in, first-out queue. With a single value that each taker puts back, it is a non-blocking lock.
-pub(super) struct Mailbox<T>(Mutex<Content<T>>);
+pub(super) struct Mailbox<T>(Mutex<MailboxState<T>>);
 
-struct Content<T> {
+struct MailboxState<T> {
     values: VecDeque<T>,
     /// Tasks waiting for a value.
     takers: Vec<Waker>,
@@ -16,7 +16,7 @@ struct Content<T> {
 
 impl<T> Mailbox<T> {
     pub fn new(values: impl IntoIterator<Item = T>) -> Mailbox<T> {
-        Mailbox(Mutex::new(Content { values: values.into_iter().collect(), takers: Vec::new() }))
+        Mailbox(Mutex::new(MailboxState { values: values.into_iter().collect(), takers: Vec::new() }))
     }
 
     pub fn put(&self, value: T) {
@@ -43,7 +43,7 @@ impl<T> Mailbox<T> {
         next.await
     }
 
-    fn content(&self) -> MutexGuard<'_, Content<T>> {
+    fn content(&self) -> MutexGuard<'_, MailboxState<T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn values_come_in_order_and_wake_all_who_wait() {
+    fn mailbox_values_arrive_in_order_and_wake_all_waiters() {
         let mailbox = Mailbox::new([1, 2]);
         let woken: [Arc<Woken>; 2] = Default::default();
         let wakers = woken.clone().map(Waker::from);

@@ -14,7 +14,7 @@ use super::Session;
 use super::adapter::{Adapter, AdapterInner};
 use super::disk_offload::{DiskOffload, Streaming};
 use super::disk_tables::DiskTables;
-use super::part::Part;
+use super::part::ModelPart;
 use super::passes::{PASS_SIZES, RecordedPasses, SessionLimits};
 #[cfg(not(target_arch = "wasm32"))]
 use super::pipeline::{self, DeviceLayers, PipelineStages, StagePasses};
@@ -25,7 +25,9 @@ use crate::formats::BlockType;
 #[cfg(feature = "grammar")]
 use crate::grammar::Grammars;
 use crate::kernels::KvType;
-use crate::load::{Asked, Catalog, ChatSource, Feed, MTP, ModelFile, ModelHeader, Needs, Placement, WeightFiles};
+use crate::load::{
+    Catalog, ChatSource, Feed, MTP, ModelFile, ModelHeader, Needs, Placement, PlacementOptions, WeightFiles,
+};
 use crate::memory::Limit;
 use crate::model::{Block, KvCache, ModelConfig, PassTensors, Transformer, Weights};
 use crate::recording::{MemoryPlan, Recorder, Recording, Workspace};
@@ -93,7 +95,7 @@ pub struct LoadOptions<'a> {
 /// A model whose weights are on a device. Clones share them.
 #[derive(Clone)]
 pub struct Model {
-    inner: Arc<Inner>,
+    inner: Arc<ModelInner>,
     device: Device,
     room: SessionLimits,
     plan: MemoryPlan,
@@ -118,7 +120,7 @@ pub(crate) struct Adapted<'a> {
     pub number: usize,
 }
 
-pub(super) struct Inner {
+pub(super) struct ModelInner {
     name: String,
     transformer: Transformer,
     encodings: Result<EncodingCache, String>,
@@ -131,7 +133,7 @@ pub(super) struct Inner {
     tables: Option<DiskTables>,
     /// Pipeline stages on other devices, before this one.
     #[cfg(not(target_arch = "wasm32"))]
-    fronts: Arc<PipelineStages>,
+    stages: Arc<PipelineStages>,
     /// Digest of the weights on disk, computed on first use.
     #[cfg(not(target_arch = "wasm32"))]
     digest_in_file: OnceLock<u64>,
@@ -210,7 +212,7 @@ impl Model {
         #[cfg(not(target_arch = "wasm32"))]
         model.inner.streamed.as_ref().map_or(Ok(()), |streamed| streamed.fill(device))?;
         #[cfg(not(target_arch = "wasm32"))]
-        let digest = digest.wrapping_add(model.inner.fronts.fill(&files, model.room)?);
+        let digest = digest.wrapping_add(model.inner.stages.fill(&files, model.room)?);
         model.complete(device.clone(), digest)
     }
 
@@ -233,13 +235,13 @@ impl Model {
         let device = device.for_model(options.exact);
         let target = device.target();
         let room = checked_room(&target, config.max_seq_len, limit.is_some(), options)?;
-        let part = Part::declare(target, &config, &catalog, room)?;
+        let part = ModelPart::declare(target, &config, &catalog, room)?;
         check_read(&catalog, &part.weights, &config, leaves_out)?;
         #[cfg(not(target_arch = "wasm32"))]
         let before = pipeline::before(&device, &config, options, files.is_some())?;
         #[cfg(not(target_arch = "wasm32"))]
         let part = part.of_layers(before.iter().map(|layers| layers.n_layers).sum()..config.n_layers());
-        let asked = Asked {
+        let asked = PlacementOptions {
             context_length: room.context_length,
             fit_context: options.fit_context,
             limit,
@@ -259,11 +261,11 @@ impl Model {
             None => Feed::digesting(&catalog, transformer.destinations(), |_| true),
         };
         #[cfg(not(target_arch = "wasm32"))]
-        let fronts = {
+        let stages = {
             let declare = |fetches_rows| {
-                let shared = pipeline::Shared { catalog: &catalog, room, exact: options.exact, fetches_rows };
-                let fronts = PipelineStages::declare(&before, &transformer, shared)?;
-                fronts.check_plans(fronts.plans(room)?.into_iter()).map(|()| fronts)
+                let shared = pipeline::StageSettings { catalog: &catalog, room, exact: options.exact, fetches_rows };
+                let stages = PipelineStages::declare(&before, &transformer, shared)?;
+                stages.check_plans(stages.plans(room)?.into_iter()).map(|()| stages)
             };
             match declare(options.stream_rows) {
                 Err(Error::Memory { .. }) if options.stream_layers && !options.stream_rows => declare(true)?,
@@ -272,7 +274,7 @@ impl Model {
         };
         let tables = files.and_then(|files| {
             #[cfg(not(target_arch = "wasm32"))]
-            let first = fronts.parts().next().map_or(&transformer, |(_, part)| part);
+            let first = stages.parts().next().map_or(&transformer, |(_, part)| part);
             #[cfg(target_arch = "wasm32")]
             let first = &transformer;
             DiskTables::of(first, &transformer, &catalog, files, placement.in_file.fitting_context)
@@ -284,7 +286,7 @@ impl Model {
         let weights_bytes = transformer.weights.tensors().map(Tensor::size_bytes).sum();
         let tokens_per_submit = tokens_per_submit(device.is_real_gpu(), weights_bytes);
         let block_types = catalog.block_types();
-        let inner = Inner {
+        let inner = ModelInner {
             name,
             transformer,
             encodings,
@@ -294,7 +296,7 @@ impl Model {
             streamed,
             tables,
             #[cfg(not(target_arch = "wasm32"))]
-            fronts: Arc::new(fronts),
+            stages: Arc::new(stages),
             #[cfg(not(target_arch = "wasm32"))]
             digest_in_file: OnceLock::new(),
             #[cfg(feature = "lora")]
@@ -345,7 +347,7 @@ impl Model {
         let leaves_out = mtp.is_some() && !options.mtp_tokens;
         let config = with_mtp(shape.decoder()?.clone(), mtp.clone(), options);
         let room = checked_room(target, config.max_seq_len, false, options)?;
-        let part = Part::declare(target.clone(), &config, catalog, room)?;
+        let part = ModelPart::declare(target.clone(), &config, catalog, room)?;
         check_read(catalog, &part.weights, &config, leaves_out)?;
         part.plan(room.context_length, options.stream_rows)
     }
@@ -427,7 +429,7 @@ impl Model {
     /// As [`Model::session`].
     #[cfg(not(target_arch = "wasm32"))]
     pub fn placement(&self) -> Result<Vec<Placed>, Error> {
-        let others = self.inner.fronts.parts().zip(self.inner.fronts.plans(self.room)?);
+        let others = self.inner.stages.parts().zip(self.inner.stages.plans(self.room)?);
         let others =
             others.map(|((device, part), plan)| Placed { device: device.clone(), layers: part.layers(), plan });
         let own = Placed { device: self.device.clone(), layers: self.transformer().layers(), plan: self.plan };
@@ -436,8 +438,8 @@ impl Model {
 
     /// A session's passes on other devices.
     #[cfg(not(target_arch = "wasm32"))]
-    pub(super) fn front_passes(&self) -> Result<StagePasses, Error> {
-        StagePasses::declare(&self.inner.fronts, self.room)
+    pub(super) fn stage_passes(&self) -> Result<StagePasses, Error> {
+        StagePasses::declare(&self.inner.stages, self.room)
     }
 
     /// Refuses a plan beyond the memory limit.
@@ -453,7 +455,7 @@ impl Model {
     /// The pipeline stages before this device, in order.
     pub(crate) fn parts_before(&self) -> impl Iterator<Item = (&Device, &Transformer)> {
         #[cfg(not(target_arch = "wasm32"))]
-        return self.inner.fronts.parts();
+        return self.inner.stages.parts();
         #[cfg(target_arch = "wasm32")]
         std::iter::empty()
     }
@@ -467,7 +469,7 @@ impl Model {
     #[cfg_attr(target_arch = "wasm32", expect(unused_variables))]
     pub(crate) fn check_fits_before(&self, plans: impl Iterator<Item = MemoryPlan>) -> Result<(), Error> {
         #[cfg(not(target_arch = "wasm32"))]
-        self.inner.fronts.check_plans(plans)?;
+        self.inner.stages.check_plans(plans)?;
         Ok(())
     }
 
@@ -505,7 +507,7 @@ impl Model {
             return false;
         }
         #[cfg(not(target_arch = "wasm32"))]
-        if !self.inner.fronts.is_empty() {
+        if !self.inner.stages.is_empty() {
             return false;
         }
         self.device.is_gpu()
@@ -571,7 +573,7 @@ impl Model {
         let digest = self.digest.wrapping_add(Xxh64::of(format!("{config:?}").as_bytes()));
         #[cfg(not(target_arch = "wasm32"))]
         let digest = digest.wrapping_add(*self.inner.digest_in_file.get_or_init(|| {
-            let Inner { streamed, tables, .. } = &*self.inner;
+            let ModelInner { streamed, tables, .. } = &*self.inner;
             let of_tables = tables.as_ref().map_or(0, DiskTables::digest);
             streamed.as_ref().map_or(0, DiskOffload::digest).wrapping_add(of_tables)
         }));
@@ -871,7 +873,7 @@ impl Model {
         &self.inner.transformer
     }
 
-    pub(super) fn downgrade(&self) -> std::sync::Weak<Inner> {
+    pub(super) fn downgrade(&self) -> std::sync::Weak<ModelInner> {
         Arc::downgrade(&self.inner)
     }
 
@@ -989,7 +991,7 @@ mod tests {
     use super::tokens_per_submit;
 
     #[test]
-    fn only_small_models_on_real_gpus_compute_several_tokens_at_a_time() {
+    fn only_small_models_on_gpus_compute_several_tokens_per_submit() {
         assert_eq!([0, 1 << 20, (64 << 20) - 1].map(|bytes| tokens_per_submit(true, bytes)), [4; 3]);
         assert_eq!([64 << 20, 1 << 40].map(|bytes| tokens_per_submit(true, bytes)), [1; 2]);
         assert_eq!(tokens_per_submit(false, 1 << 20), 1);

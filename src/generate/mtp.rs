@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_head_goes_on_where_the_next_token_is_known() {
+    fn mtp_head_advances_once_the_next_token_is_known() {
         let mut mtp = following();
         // A prompt of five tokens in passes of three; the sixth comes later.
         mtp.left(0..3);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_gap_the_head_begins_anew() {
+    fn mtp_head_restarts_after_a_gap_in_positions() {
         let mut mtp = following();
         mtp.left(0..4);
         assert_eq!(mtp.next(5), Some((0..4, 0)));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_that_goes_back_takes_the_head_along() {
+    fn truncating_a_sequence_truncates_its_mtp_head() {
         let mut mtp = following();
         mtp.left(0..50);
         assert_eq!(mtp.next(51), Some((0..50, 0)));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_that_does_not_ask_leaves_the_head_where_it_is() {
+    fn generation_without_mtp_leaves_the_head_unchanged() {
         let mut mtp = following();
         mtp.left(0..4);
         assert_eq!(mtp.next(5), Some((0..4, 0)));

@@ -42,17 +42,17 @@ pub struct GenerateOptions {
     pub presence_penalty: f32,
     /// Subtracted once per earlier occurrence among the generated tokens; 0 is off. Range as `presence_penalty`.
     pub frequency_penalty: f32,
-    /// Biases added to the logits, by token id: -1000 to 1000, up to [`Sampling::MOST_BIASES`]. -100 all but bans a
+    /// Biases added to the logits, by token id: -1000 to 1000, up to [`Sampling::MAX_BIASES`]. -100 all but bans a
     /// token.
     pub logit_bias: BTreeMap<u32, f32>,
     /// Report each token's log probability and this many most likely tokens, 0 to
-    /// [`GenerateOptions::MOST_LOGPROBS`]; see [`Piece::logprobs`](super::Piece::logprobs). Passes then never run
+    /// [`GenerateOptions::MAX_LOGPROBS`]; see [`Piece::logprobs`](super::Piece::logprobs). Passes then never run
     /// ahead. Excludes drafts.
     pub logprobs: Option<u32>,
     /// Sampling seed: the same seed, options, model and device generate the same text.
     pub seed: u64,
-    /// Stop strings, excluded from the output. Up to [`GenerateOptions::MOST_STOPS`] of up to
-    /// [`GenerateOptions::MOST_STOP_BYTES`] each. The first complete one counts; of several that end together, the
+    /// Stop strings, excluded from the output. Up to [`GenerateOptions::MAX_STOPS`] of up to
+    /// [`GenerateOptions::MAX_STOP_BYTES`] each. The first complete one counts; of several that end together, the
     /// longest.
     pub stop: Vec<String>,
     /// End tokens besides the model's, such as the one that ends a chat turn.
@@ -120,13 +120,13 @@ impl GenerateOptions {
     pub const MAX_DRAFT_TOKENS: u32 = VERIFIED_ROWS - 1;
 
     /// Maximum of [`GenerateOptions::logprobs`](field@GenerateOptions::logprobs).
-    pub const MOST_LOGPROBS: u32 = 100;
+    pub const MAX_LOGPROBS: u32 = 100;
 
     /// Maximum number of stop strings: each is compared with every byte of the text.
-    pub const MOST_STOPS: usize = 128;
+    pub const MAX_STOPS: usize = 128;
 
     /// Maximum bytes of a stop string: as many may be held back.
-    pub const MOST_STOP_BYTES: usize = 1024;
+    pub const MAX_STOP_BYTES: usize = 1024;
 
     /// Greedy decoding of up to `max_tokens` tokens.
     pub fn greedy(max_tokens: usize) -> Self {
@@ -158,12 +158,12 @@ impl GenerateOptions {
             let expected = format!("-1000 to 1000 for token {id}");
             check("logit_bias", (-1000.0..=1000.0).contains(&bias), &expected, bias)?;
         }
-        if self.logit_bias.len() > Sampling::MOST_BIASES as usize {
-            let expected = format!("at most {} tokens", Sampling::MOST_BIASES);
+        if self.logit_bias.len() > Sampling::MAX_BIASES as usize {
+            let expected = format!("at most {} tokens", Sampling::MAX_BIASES);
             return Err(Error::Option { option: "logit_bias", expected, found: self.logit_bias.len().to_string() });
         }
-        if let Some(n) = self.logprobs.filter(|&n| n > Self::MOST_LOGPROBS) {
-            let expected = format!("at most {}", Self::MOST_LOGPROBS);
+        if let Some(n) = self.logprobs.filter(|&n| n > Self::MAX_LOGPROBS) {
+            let expected = format!("at most {}", Self::MAX_LOGPROBS);
             return Err(Error::Option { option: "logprobs", expected, found: n.to_string() });
         }
         for (option, n, most) in
@@ -182,11 +182,11 @@ impl GenerateOptions {
 
     fn check_stops(&self) -> Result<(), Error> {
         let refusal = |expected, found| Err(Error::Option { option: "stop", expected, found });
-        if self.stop.len() > Self::MOST_STOPS {
-            return refusal(format!("at most {} strings", Self::MOST_STOPS), self.stop.len().to_string());
+        if self.stop.len() > Self::MAX_STOPS {
+            return refusal(format!("at most {} strings", Self::MAX_STOPS), self.stop.len().to_string());
         }
-        match self.stop.iter().map(String::len).find(|len| !(1..=Self::MOST_STOP_BYTES).contains(len)) {
-            Some(len) => refusal(format!("strings of 1 to {} bytes", Self::MOST_STOP_BYTES), format!("one of {len}")),
+        match self.stop.iter().map(String::len).find(|len| !(1..=Self::MAX_STOP_BYTES).contains(len)) {
+            Some(len) => refusal(format!("strings of 1 to {} bytes", Self::MAX_STOP_BYTES), format!("one of {len}")),
             None => Ok(()),
         }
     }

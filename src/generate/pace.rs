@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_are_in_flight_as_keep_the_gpu_busy() {
+    fn just_enough_passes_are_in_flight_to_keep_the_gpu_busy() {
         // Natively a map takes less than a pass: two suffice, and one more covers the host's work.
         for (pass, latency) in [(1e-3, 1e-5), (1e-2, 1e-3), (1e-4, 5e-5)] {
             let (depth, rate) = run(pass, latency);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_stand_still_or_go_back_do_no_harm() {
+    fn stopped_or_backward_clocks_keep_the_depth_in_range() {
         let mut pace = Pace::default();
         assert_eq!(pace.depth(), 2);
         for (submitted, now) in [(1.0, 1.0), (1.0, 1.0), (2.0, 1.0), (0.5, 0.5)] {

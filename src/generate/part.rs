@@ -12,7 +12,7 @@ use crate::recording::MemoryPlan;
 use crate::target::Target;
 
 /// A device's layers, and the output head with the last of them. Allocates nothing.
-pub(super) struct Part<'a> {
+pub(super) struct ModelPart<'a> {
     target: Target,
     config: &'a ModelConfig,
     catalog: &'a Catalog,
@@ -23,7 +23,7 @@ pub(super) struct Part<'a> {
     pub weights: Weights,
 }
 
-impl<'a> Part<'a> {
+impl<'a> ModelPart<'a> {
     /// Declares the weights of all layers.
     ///
     /// # Errors
@@ -33,14 +33,14 @@ impl<'a> Part<'a> {
         config: &'a ModelConfig,
         catalog: &'a Catalog,
         room: SessionLimits,
-    ) -> Result<Part<'a>, Error> {
+    ) -> Result<ModelPart<'a>, Error> {
         let weights = Weights::declare(&target, config, catalog)?;
-        Ok(Part { target, config, catalog, room, layers: 0..config.n_layers(), weights })
+        Ok(ModelPart { target, config, catalog, room, layers: 0..config.n_layers(), weights })
     }
 
     /// Restricts the part to some layers.
-    pub fn of_layers(self, layers: Range<u32>) -> Part<'a> {
-        Part { layers, ..self }
+    pub fn of_layers(self, layers: Range<u32>) -> ModelPart<'a> {
+        ModelPart { layers, ..self }
     }
 
     /// The transformer without offloaded layers.
@@ -68,10 +68,10 @@ impl<'a> Part<'a> {
     /// Whether experts can share slots and are stored consecutively in the file.
     fn may_keep_experts(&self) -> bool {
         let mut weights = self.weights.clone();
-        let kept = weights.keep_experts(&self.target, self.config, self.catalog, self.layers.clone(), 1);
+        let kept = weights.cache_experts(&self.target, self.config, self.catalog, self.layers.clone(), 1);
         let is_apart = |experts: &ExpertWeights| match experts.kept() {
             Some(kept) => {
-                experts.may_be_kept(kept.n_experts()) && Feed::of_expert(self.catalog, kept.parts(0, 0)).is_ok()
+                experts.can_be_cached(kept.n_experts()) && Feed::of_expert(self.catalog, kept.parts(0, 0)).is_ok()
             }
             None => true,
         };
@@ -86,7 +86,7 @@ impl<'a> Part<'a> {
     /// The transformer as placed, its memory plan, and disk offload of layers, if any.
     ///
     /// # Errors
-    /// As [`Part::transformer`]; those of declaring slots and of recording.
+    /// As [`ModelPart::transformer`]; those of declaring slots and of recording.
     pub fn place(
         &self,
         placement: &Placement,
@@ -99,7 +99,7 @@ impl<'a> Part<'a> {
         // Planning has placed the tensors of `self.weights`.
         let mut weights = Weights::declare(&self.target, self.config, self.catalog)?;
         if let Share::Experts { n_slots } = share {
-            weights.keep_experts(&self.target, self.config, self.catalog, self.layers.clone(), *n_slots)?;
+            weights.cache_experts(&self.target, self.config, self.catalog, self.layers.clone(), *n_slots)?;
         }
         let transformer = self.transformer_of(weights, *context_length, *tables)?;
         let streamed = DiskOffload::new(&transformer, self.catalog, files.clone(), share, *fitting_context);
@@ -108,7 +108,7 @@ impl<'a> Part<'a> {
     }
 }
 
-impl Needs for Part<'_> {
+impl Needs for ModelPart<'_> {
     fn plan(&self, context_length: u32, tables_in_file: bool) -> Result<MemoryPlan, Error> {
         self.plan_of(&self.transformer(context_length, tables_in_file)?, context_length)
     }

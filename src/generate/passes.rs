@@ -226,7 +226,7 @@ impl RecordedPasses {
     ///
     /// # Errors
     /// As [`RecordedPasses::test`].
-    pub async fn watch(
+    pub async fn record_queries(
         &mut self,
         device: &Device,
         transformer: &Transformer,

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_held_until_some_of_its_text_is_out() {
+    fn token_is_held_until_part_of_its_text_is_emitted() {
         let mut held = PendingText::default();
         // Bytes decoded and emitted per token: "ab", half of "é", its other half, a control token, "cd" whose "d"
         // may begin a stop string, and "e", which rules that out.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::disk_tables::DiskTables;
 use super::model::LoadOptions;
-use super::part::Part;
+use super::part::ModelPart;
 use super::passes::{RecordedPasses, SessionLimits};
 use crate::device::Device;
 use crate::error::Error;
@@ -75,7 +75,7 @@ struct PipelineStage {
 
 /// Settings common to all stages.
 #[derive(Clone, Copy)]
-pub(super) struct Shared<'a> {
+pub(super) struct StageSettings<'a> {
     pub catalog: &'a Catalog,
     pub room: SessionLimits,
     pub exact: bool,
@@ -87,20 +87,24 @@ impl PipelineStages {
     /// Declares stages before `last`, the model's own device.
     ///
     /// # Errors
-    /// Errors of [`Part::declare`].
-    pub fn declare(all: &[DeviceLayers], last: &Transformer, shared: Shared<'_>) -> Result<PipelineStages, Error> {
-        let mut fronts: Vec<PipelineStage> = Vec::with_capacity(all.len());
+    /// Errors of [`ModelPart::declare`].
+    pub fn declare(
+        all: &[DeviceLayers],
+        last: &Transformer,
+        shared: StageSettings<'_>,
+    ) -> Result<PipelineStages, Error> {
+        let mut stages: Vec<PipelineStage> = Vec::with_capacity(all.len());
         let mut end = last.layers().start;
         // Each stage knows what later ones read.
         for DeviceLayers { device, n_layers } in all.iter().rev() {
             let start = end - n_layers;
-            let later = fronts.iter().map(|front| &front.transformer).chain([last]);
+            let later = stages.iter().map(|front| &front.transformer).chain([last]);
             let front = PipelineStage::declare(device, start..end, later, (&last.config, shared))?;
-            fronts.push(front);
+            stages.push(front);
             end = start;
         }
-        fronts.reverse();
-        Ok(PipelineStages(fronts))
+        stages.reverse();
+        Ok(PipelineStages(stages))
     }
 
     pub fn is_empty(&self) -> bool {
@@ -151,12 +155,12 @@ impl PipelineStage {
         device: &Device,
         layers: Range<u32>,
         later: impl Iterator<Item = &'a Transformer> + Clone,
-        (config, shared): (&ModelConfig, Shared<'_>),
+        (config, shared): (&ModelConfig, StageSettings<'_>),
     ) -> Result<PipelineStage, Error> {
-        let Shared { catalog, room, exact, fetches_rows } = shared;
+        let StageSettings { catalog, room, exact, fetches_rows } = shared;
         let limit = Limit::of(None, device.available_bytes());
         let device = device.for_model(exact);
-        let part = Part::declare(device.target(), config, catalog, room)?.of_layers(layers);
+        let part = ModelPart::declare(device.target(), config, catalog, room)?.of_layers(layers);
         let transformer = part.transformer(room.context_length, fetches_rows)?;
         let is_of_others = |name: &str| later.clone().any(|part| part.destinations().any(|(known, _)| known == name));
         let feed = Feed::digesting(catalog, transformer.destinations(), |name| !is_of_others(name));
@@ -174,22 +178,22 @@ impl PipelineStage {
 
 /// A session's passes on the devices before the model's own.
 pub(super) struct StagePasses {
-    fronts: Arc<PipelineStages>,
+    stages: Arc<PipelineStages>,
     passes: Vec<RecordedPasses>,
 }
 
 impl StagePasses {
-    pub fn declare(fronts: &Arc<PipelineStages>, room: SessionLimits) -> Result<StagePasses, Error> {
+    pub fn declare(stages: &Arc<PipelineStages>, room: SessionLimits) -> Result<StagePasses, Error> {
         let passes = |(device, transformer): (&Device, &Transformer)| {
             RecordedPasses::declare(&device.target(), transformer, room)
         };
-        let passes = fronts.parts().map(passes).collect::<Result<_, Error>>()?;
-        Ok(StagePasses { fronts: fronts.clone(), passes })
+        let passes = stages.parts().map(passes).collect::<Result<_, Error>>()?;
+        Ok(StagePasses { stages: stages.clone(), passes })
     }
 
     /// Each device's KV cache.
     pub fn caches(&self) -> impl Iterator<Item = (&KvCache, &Device)> {
-        self.passes.iter().zip(self.fronts.parts()).map(|(passes, (device, _))| (&passes.cache, device))
+        self.passes.iter().zip(self.stages.parts()).map(|(passes, (device, _))| (&passes.cache, device))
     }
 
     /// Computes these tokens on all stages, in a pass of `size` rows, and returns the activations `[size, C]` for
@@ -206,7 +210,7 @@ impl StagePasses {
         tables: Option<&DiskTables>,
     ) -> Result<Option<Vec<u32>>, Error> {
         let mut left: Option<Vec<u32>> = None;
-        for (passes, (device, transformer)) in self.passes.iter_mut().zip(self.fronts.parts()) {
+        for (passes, (device, transformer)) in self.passes.iter_mut().zip(self.stages.parts()) {
             passes.test(device, transformer, size, Ending::Cache).await?;
             let (pass, io) = (passes.get(size, Ending::Cache)?, &passes.io);
             match &left {

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::Session;
-use super::sequence::{Cached, N_STATES};
+use super::sequence::{CachedTokens, N_STATES};
 use crate::device::Device;
 use crate::error::Error;
 use crate::formats::arriving::{Arriving, Sink};
@@ -21,7 +21,7 @@ use crate::formats::own_file::{OwnFile, shown};
 use crate::formats::{BlockType, Safetensors, TensorInfo};
 use crate::kernels::CachedKeys;
 use crate::model::LayerCache;
-use crate::saving::{Row, Saving};
+use crate::saving::{RowSize, Saving};
 use crate::tensor::Tensor;
 
 const FORMAT: &str = "session";
@@ -29,7 +29,7 @@ const FORMAT: &str = "session";
 const VERSION: &str = "2";
 
 /// A tensor in a file: name, type and shape.
-type Entry = (String, BlockType, Vec<u64>);
+type SavedEntry = (String, BlockType, Vec<u64>);
 
 impl Session {
     /// Saves the session to a file, replaced atomically: its tokens, their cache, and a note that [`Session::load`]
@@ -69,7 +69,7 @@ impl Session {
     /// [`Error::Unsupported`] for another version; [`Error::ContextFull`] if the tokens do not fit; errors of
     /// [`Device::write`](crate::Device::write).
     pub fn restore_bytes(&mut self, bytes: &[u8]) -> Result<String, Error> {
-        let mut restoring = Restoring { session: self, ids: Vec::new(), told: None };
+        let mut restoring = Restoring { session: self, ids: Vec::new(), checked: None };
         Arriving::read(bytes, &mut restoring)?;
         restoring.finish()
     }
@@ -106,7 +106,7 @@ impl Session {
         for (layer, device) in kept() {
             for tensor in layer.tensors() {
                 let LayerCache::Keys(keys) = layer else {
-                    saving.add_rows(device, tensor, 0, tensor.len(), Row::whole(1));
+                    saving.add_rows(device, tensor, 0, tensor.len(), RowSize::whole(1));
                     continue;
                 };
                 let [slots, row] = slots_of(tensor);
@@ -117,7 +117,7 @@ impl Session {
                         // Consecutive rows, up to the last slot.
                         let slot = position % slots;
                         let n = (slots - slot).min(cached.n - position);
-                        saving.add_rows(device, tensor, (head * slots + slot) * row, n, Row::whole(row));
+                        saving.add_rows(device, tensor, (head * slots + slot) * row, n, RowSize::whole(row));
                         position += n;
                     }
                 }
@@ -144,14 +144,14 @@ fn slots_of(tensor: &Tensor) -> [usize; 2] {
 }
 
 /// How many of the latest cached positions still have their rows; later passes may have overwritten earlier slots.
-fn rows_of(cached: &Cached, keys: &CachedKeys) -> usize {
+fn rows_of(cached: &CachedTokens, keys: &CachedKeys) -> usize {
     let [slots, _] = slots_of(&keys.k);
     let written = cached.written.min(keys.capacity as usize);
     cached.n - written.saturating_sub(slots).min(cached.n)
 }
 
 /// A layer's tensors in a file, with this many rows of keys.
-fn layer_entries(layer: &LayerCache, rows: impl Fn(&CachedKeys) -> usize) -> Vec<Entry> {
+fn layer_entries(layer: &LayerCache, rows: impl Fn(&CachedKeys) -> usize) -> Vec<SavedEntry> {
     let entry = |tensor: &Tensor| {
         let mut shape: Vec<u64> = tensor.shape().iter().map(|&n| n.into()).collect();
         let block_type = match layer {
@@ -167,14 +167,14 @@ fn layer_entries(layer: &LayerCache, rows: impl Fn(&CachedKeys) -> usize) -> Vec
 }
 
 /// The destination of a file's tensor in the session.
-struct Part {
+struct TensorDestination {
     tensor: Tensor,
     device: Device,
     /// For keys: the position of the first row, and the number of rows.
     rows: Option<(usize, usize)>,
 }
 
-impl Part {
+impl TensorDestination {
     /// Writes bytes of the file's tensor from its byte `at`, and returns how many.
     fn write(&self, at: u64, bytes: &[u8]) -> Result<usize, Error> {
         // Files may be unaligned in memory; their words are little endian.
@@ -220,7 +220,7 @@ pub(crate) struct SessionLoader<'s> {
 #[cfg(all(target_arch = "wasm32", feature = "web"))]
 impl SessionLoader<'_> {
     pub fn new(session: &mut Session, file_len: u64) -> SessionLoader<'_> {
-        let restoring = Restoring { session, ids: Vec::new(), told: None };
+        let restoring = Restoring { session, ids: Vec::new(), checked: None };
         SessionLoader { arriving: Arriving::new(file_len), restoring, in_flight: 0 }
     }
 
@@ -257,23 +257,23 @@ struct Restoring<'s> {
     session: &'s mut Session,
     ids: Vec<u32>,
     /// The header, once read.
-    told: Option<Told>,
+    checked: Option<SavedHeader>,
 }
 
 /// A file's header, checked against the session.
-struct Told {
+struct SavedHeader {
     own: OwnFile,
-    cached: Cached,
+    cached: CachedTokens,
     /// By tensor name.
-    parts: HashMap<String, Part>,
+    parts: HashMap<String, TensorDestination>,
     note: String,
 }
 
 impl Restoring<'_> {
     /// Completes the restore and returns the note.
     fn finish(self) -> Result<String, Error> {
-        let Restoring { session, ids, told } = self;
-        let Some(Told { cached, note, .. }) = told else {
+        let Restoring { session, ids, checked } = self;
+        let Some(SavedHeader { cached, note, .. }) = checked else {
             return Err(Error::Truncated { needed_bytes: 1, found_bytes: 0 });
         };
         // Passes also read earlier tokens, for penalties.
@@ -288,15 +288,15 @@ impl Sink for Restoring<'_> {
     /// Orders the tensors: first those that can be invalid, tokens and state positions, then all keys, so that an
     /// error leaves the session unchanged.
     fn begin(&mut self, header: Safetensors) -> Result<Vec<TensorInfo>, Error> {
-        let told = Told::read(self.session, header)?;
-        let mut tensors = told.own.header.tensors.clone();
-        crate::sort::by_key(&mut tensors, |tensor| (told.parts.contains_key(&tensor.name), tensor.offset));
-        self.told = Some(told);
+        let checked = SavedHeader::read(self.session, header)?;
+        let mut tensors = checked.own.header.tensors.clone();
+        crate::sort::by_key(&mut tensors, |tensor| (checked.parts.contains_key(&tensor.name), tensor.offset));
+        self.checked = Some(checked);
         Ok(tensors)
     }
 
     fn take(&mut self, tensor: &TensorInfo, at: u64, bytes: &[u8]) -> Result<usize, Error> {
-        let Some(Told { own, cached, parts, .. }) = &mut self.told else { return Ok(bytes.len()) };
+        let Some(SavedHeader { own, cached, parts, .. }) = &mut self.checked else { return Ok(bytes.len()) };
         if let Some(part) = parts.get(&tensor.name) {
             self.session.sequence.forget_cache();
             return part.write(at, bytes);
@@ -335,8 +335,8 @@ impl Sink for Restoring<'_> {
     }
 }
 
-impl Told {
-    fn read(session: &Session, header: Safetensors) -> Result<Told, Error> {
+impl SavedHeader {
+    fn read(session: &Session, header: Safetensors) -> Result<SavedHeader, Error> {
         let own = OwnFile::of(header, FORMAT, VERSION)?;
         let number = |key: &str| {
             let text = own.text(key)?;
@@ -391,7 +391,7 @@ impl Told {
         // Earlier keys are missing: no pass may start where it would see them.
         let written = if first_of_all > 0 { n.max(first_of_all + slots_of_ring) } else { n };
         let note = own.header.text("note").unwrap_or_default().to_string();
-        Ok(Told { own, cached: Cached { n, angles, states, written }, parts, note })
+        Ok(SavedHeader { own, cached: CachedTokens { n, angles, states, written }, parts, note })
     }
 }
 
@@ -402,7 +402,7 @@ fn part_of(
     (tensor, name): (&Tensor, &str),
     (block_type, shape): (BlockType, &[u64]),
     needed: u64,
-) -> Result<Part, Error> {
+) -> Result<TensorDestination, Error> {
     let mut rows = None;
     own.tensor(name, block_type, |found| match (layer, found, shape) {
         (LayerCache::Keys(_), &[heads, found_rows, row], &[n_heads, n, n_words])
@@ -415,7 +415,7 @@ fn part_of(
         (LayerCache::Keys(_), _, &[_, n, _]) if needed < n => Some(format!("{shape:?}, or at least {needed} rows")),
         _ => Some(format!("{shape:?}")),
     })?;
-    Ok(Part { tensor: tensor.clone(), device: device.clone(), rows })
+    Ok(TensorDestination { tensor: tensor.clone(), device: device.clone(), rows })
 }
 
 fn words_of(bytes: &[u8]) -> Vec<u32> {

@@ -53,7 +53,7 @@ pub(crate) struct Sequence {
 
 /// Cache contents for a sequence without passes in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cached {
+pub(crate) struct CachedTokens {
     /// Number of leading tokens with keys and values or states.
     pub n: usize,
     /// RoPE table row of position 0.
@@ -141,7 +141,7 @@ impl Sequence {
     }
 
     /// Records that a pass left the state after this position.
-    fn has_state(&mut self, position: usize) {
+    fn record_state(&mut self, position: usize) {
         if let Some(states) = &mut self.states {
             states[position % N_STATES] = position;
         }
@@ -189,7 +189,7 @@ impl Sequence {
 
     /// Uncaches the last `n` tokens, so that passes compute them again: the next token can only be chosen after a
     /// pass over the last one.
-    pub fn leave_last(&mut self, n: usize) {
+    pub fn uncache_last(&mut self, n: usize) {
         self.go_back(self.ids.len().saturating_sub(n));
     }
 
@@ -198,7 +198,7 @@ impl Sequence {
         self.n_ahead = None;
         self.written = self.written.max(self.n_cached + size);
         self.n_cached = (self.n_cached + n).min(self.ids.len());
-        self.has_state(self.n_cached);
+        self.record_state(self.n_cached);
     }
 
     /// Records that the last submitted pass chooses the next token.
@@ -210,7 +210,7 @@ impl Sequence {
     pub fn submitted_ahead(&mut self, n: usize) {
         let next = self.next_position();
         self.written = self.written.max(next + n);
-        (next + 1..=next + n).for_each(|position| self.has_state(position));
+        (next + 1..=next + n).for_each(|position| self.record_state(position));
         self.n_ahead = self.n_ahead.map(|ahead| ahead + n);
         if self.n_ahead.is_some_and(|ahead| ahead > 0) {
             self.n_cached = self.ids.len();
@@ -230,16 +230,16 @@ impl Sequence {
         self.n_ahead = None;
         self.written = self.written.max(self.n_cached + size);
         self.n_cached = self.ids.len();
-        self.has_state(self.n_cached + n);
+        self.record_state(self.n_cached + n);
     }
 
-    /// Accepts the first `n_right` of `n` draft tokens. A recurrent state that includes rejected ones is useless:
+    /// Accepts the first `n_accepted` of `n` draft tokens. A recurrent state that includes rejected ones is useless:
     /// the accepted ones are then recomputed.
-    pub fn verified(&mut self, n_right: usize, n: usize) {
-        if self.states.is_some() && n_right < n {
+    pub fn verified(&mut self, n_accepted: usize, n: usize) {
+        if self.states.is_some() && n_accepted < n {
             self.go_back(self.n_cached);
         } else {
-            self.n_verified = n_right;
+            self.n_verified = n_accepted;
         }
     }
 
@@ -258,14 +258,14 @@ impl Sequence {
     }
 
     /// Cache contents for a sequence without passes in flight.
-    pub fn cached(&self) -> Cached {
+    pub fn cached(&self) -> CachedTokens {
         let &Sequence { n_cached: n, angles, states, written, .. } = self;
-        Cached { n, angles, states, written }
+        CachedTokens { n, angles, states, written }
     }
 
     /// Replaces the sequence by one with these cache contents.
-    pub fn restore(&mut self, ids: Vec<u32>, cached: Cached) {
-        let Cached { n, angles, states, written } = cached;
+    pub fn restore(&mut self, ids: Vec<u32>, cached: CachedTokens) {
+        let CachedTokens { n, angles, states, written } = cached;
         *self = Sequence { ids, n_cached: n, angles, states, ring: self.ring, written, ..Sequence::default() };
         // A cache without a ring would let passes start where they see keys it never received.
         if self.ring.is_none() && written > n {
@@ -348,7 +348,7 @@ mod tests {
         /// Prefills the uncached tokens in passes of up to `size` tokens.
         fn feed(&mut self, size: usize) {
             self.chosen.clear();
-            self.sequence.leave_last(1);
+            self.sequence.uncache_last(1);
             while !self.sequence.uncached().is_empty() {
                 let pos = self.sequence.n_cached();
                 let n = self.sequence.uncached().len().min(size);
@@ -375,11 +375,11 @@ mod tests {
             self.sequence.keep(id);
         }
 
-        /// A pass over the uncached tokens and draft tokens, the first `n_right` of them right. Returns how many
+        /// A pass over the uncached tokens and draft tokens, the first `n_accepted` of them right. Returns how many
         /// drafts were used: none if they exceed the pass's rows.
-        fn draft(&mut self, n: usize, n_right: usize, size: usize) -> usize {
+        fn draft(&mut self, n: usize, n_accepted: usize, size: usize) -> usize {
             self.chosen.clear();
-            self.sequence.leave_last(1);
+            self.sequence.uncache_last(1);
             let n = self.sequence.n_drafts(n);
             let drafts: Vec<u32> = (0..n).map(|_| self.fresh_id()).collect();
             let (begin, n_uncached) = (self.sequence.n_cached(), self.sequence.uncached().len());
@@ -387,23 +387,23 @@ mod tests {
             if ids.len() > size || n == 0 {
                 return 0;
             }
-            let n_right = n_right.min(n);
+            let n_accepted = n_accepted.min(n);
             self.write(begin, &ids, size);
             self.sequence.submitted_drafts(n, size);
-            self.sequence.verified(n_right, n);
+            self.sequence.verified(n_accepted, n);
             self.check();
-            for id in drafts.into_iter().take(n_right) {
+            for id in drafts.into_iter().take(n_accepted) {
                 self.sequence.keep(id);
                 self.check();
             }
-            let is_state_of_others = self.states.is_some() && n_right < n;
-            let n_anew = if is_state_of_others { n_uncached + n_right } else { 0 };
+            let is_state_of_others = self.states.is_some() && n_accepted < n;
+            let n_anew = if is_state_of_others { n_uncached + n_accepted } else { 0 };
             assert_eq!(self.sequence.uncached().len(), n_anew, "{:?}", self.sequence);
             let id = self.fresh_id();
             self.sequence.keep(id);
             assert_eq!(self.sequence.uncached().len(), n_anew + 1, "{:?}", self.sequence);
             assert!(!is_state_of_others || self.sequence.n_cached() == begin, "{:?}", self.sequence);
-            n_right
+            n_accepted
         }
 
         /// Checks that the sequence agrees with the device.
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cached_is_always_what_is_kept() {
+    fn cached_tokens_always_match_kept_tokens() {
         let mut seed = 7u64;
         let mut below = |n: usize| {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -476,10 +476,10 @@ mod tests {
     }
 
     #[test]
-    fn new_tokens_never_meet_the_keys_of_tokens_that_nobody_kept() {
+    fn appended_tokens_never_see_keys_of_discarded_tokens() {
         let mut sequence = Sequence::default();
         sequence.append(&[1, 2, 3]);
-        sequence.leave_last(1);
+        sequence.uncache_last(1);
         sequence.submitted(3, 3);
         sequence.chooses_next();
         sequence.submitted_ahead(4);
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_token_has_no_keys_until_a_pass_follows_its_choice() {
+    fn last_token_is_uncached_until_the_next_pass() {
         let mut sequence = Sequence::default();
         sequence.append(&[1, 2]);
         sequence.submitted(2, 2);
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn another_cache_has_a_ring_of_its_own() {
+    fn sequence_moved_to_another_cache_uses_its_ring() {
         for (ring, n_cached) in [(None, 50), (Some(Ring { slots: 40, back: 16 }), 0)] {
             let mut sequence = Sequence::new(false, None);
             sequence.append(&(0..100).collect::<Vec<_>>());
@@ -530,10 +530,10 @@ mod tests {
     }
 
     #[test]
-    fn what_never_happens_does_no_harm() {
+    fn calls_in_an_impossible_order_are_harmless() {
         // Chosen tokens without a submitted pass are tokens without keys.
         let mut sequence = Sequence::default();
-        sequence.leave_last(1);
+        sequence.uncache_last(1);
         sequence.chooses_next();
         sequence.append(&[1, 2]);
         sequence.chooses_next();

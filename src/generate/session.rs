@@ -29,7 +29,7 @@ pub struct Session {
     pub(super) mtp: MtpHead,
     /// Pipeline stages on other devices.
     #[cfg(not(target_arch = "wasm32"))]
-    fronts: StagePasses,
+    stages: StagePasses,
 }
 
 /// A copy of a session's cache and tokens, on the device.
@@ -55,17 +55,17 @@ impl Session {
             pace: Pace::default(),
             mtp: MtpHead::default(),
             #[cfg(not(target_arch = "wasm32"))]
-            fronts: model.front_passes()?,
+            stages: model.stage_passes()?,
         })
     }
 
     /// The KV caches and their devices, in layer order.
     pub(super) fn caches(&self) -> impl Iterator<Item = (&KvCache, &Device)> {
         #[cfg(not(target_arch = "wasm32"))]
-        let fronts = self.fronts.caches();
+        let stages = self.stages.caches();
         #[cfg(target_arch = "wasm32")]
-        let fronts = std::iter::empty();
-        fronts.chain([(&self.passes.cache, self.model.device())])
+        let stages = std::iter::empty();
+        stages.chain([(&self.passes.cache, self.model.device())])
     }
 
     pub(crate) fn cache(&self) -> &KvCache {
@@ -282,7 +282,7 @@ impl Session {
         let passes = RecordedPasses::declare(&model.device().target(), model.transformer(), model.room())?;
         #[cfg(not(target_arch = "wasm32"))]
         {
-            self.fronts = model.front_passes()?;
+            self.stages = model.stage_passes()?;
         }
         self.passes = passes;
         #[cfg(feature = "lora")]
@@ -344,7 +344,7 @@ impl Session {
         let model = self.model.clone();
         let device = model.device();
         self.choose_angles();
-        self.sequence.leave_last(1);
+        self.sequence.uncache_last(1);
         let n_fed = self.sequence.uncached().len();
         device.write(&self.passes.io.tokens, self.sequence.n_cached(), self.sequence.uncached())?;
         loop {
@@ -399,7 +399,7 @@ impl Session {
     #[cfg(not(target_arch = "wasm32"))]
     pub(super) async fn run_host_part(&mut self, position: usize, ids: &[u32], size: u32) -> Result<(), Error> {
         let angles = self.sequence.angles();
-        match self.fronts.compute(ids, position, size, angles, self.model.row_tables()).await? {
+        match self.stages.compute(ids, position, size, angles, self.model.row_tables()).await? {
             Some(rows) => self.model.device().write(&self.passes.io.stream, 0, &rows),
             None => self.model.fetch_rows(self.model.device(), &self.passes.io, position, ids).await,
         }
@@ -444,7 +444,7 @@ impl Session {
 
     /// How many of `n` draft tokens fit a pass of [`Session::verify`].
     pub(super) fn room_for_drafts(&mut self, n: usize) -> usize {
-        self.sequence.leave_last(1);
+        self.sequence.uncache_last(1);
         let room = (VERIFIED_ROWS as usize).saturating_sub(self.sequence.uncached().len());
         self.sequence.n_drafts(n.min(room))
     }

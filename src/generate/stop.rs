@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_cut_at_the_first_stop_however_it_is_split() {
+    fn text_is_cut_at_the_first_stop_text_however_split() {
         for cut in 0..=11 {
             let text = "one END two";
             assert_eq!(run(&["END", "two"], &[&text[..cut], &text[cut..]]), ("one ".into(), true), "cut at {cut}");
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_a_stop_is_held_back_and_given_out_later() {
+    fn partial_stop_text_is_held_back_then_emitted() {
         let mut filter = StopFilter::new(&["abc".into()]);
         assert_eq!(filter.push("xab"), ("x".into(), false));
         assert_eq!(filter.push("abd"), ("ababd".into(), false));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_of_several_bytes_are_not_split() {
+    fn multibyte_characters_are_not_split() {
         assert_eq!(run(&["é!"], &["caf", "é", " é", "! rest"]), ("café ".into(), true));
         // The last byte of one character and the first two of the next begin no stop string.
         assert_eq!(run(&["é€"], &["éé", "€"]), ("é".into(), true));
@@ -133,7 +133,7 @@ mod tests {
 
     /// Compared with a search for every stop string and prefix, over all texts of a few letters.
     #[test]
-    fn what_is_held_is_the_longest_beginning_of_a_stop() {
+    fn held_text_is_the_longest_prefix_of_a_stop_text() {
         let letters = ["a", "b", "é"];
         let text_of = |mut n: usize, len: usize| -> Vec<&str> {
             let next = |_| (letters[n % 3], n /= 3).0;
@@ -164,7 +164,7 @@ mod tests {
     /// A stop string of 100,000 bytes costs as much as one of ten, at most two comparisons per byte, even if the
     /// text nearly matches it.
     #[test]
-    fn what_a_token_costs_does_not_depend_on_the_length_of_stop_texts() {
+    fn cost_per_token_does_not_depend_on_stop_text_length() {
         for len in [10, 100_000] {
             let stops =
                 [["a".repeat(len), "b".into()].concat(), ["ab".repeat(len / 2), "c".into()].concat(), "q".repeat(len)];

@@ -16,7 +16,7 @@ const MAX_IDLE_BYTES: u64 = 256 << 20;
 
 #[derive(Debug)]
 pub(crate) struct BufferPool {
-    idle: Mutex<Idle>,
+    idle: Mutex<IdleBuffers>,
     /// Bytes of buffers in use or idle.
     allocated_bytes: AtomicU64,
     counters: Arc<LiveCounters>,
@@ -26,7 +26,7 @@ pub(crate) struct BufferPool {
 }
 
 #[derive(Debug, Default)]
-struct Idle {
+struct IdleBuffers {
     by_size: HashMap<u64, Vec<IdleBuffer>>,
     total_bytes: u64,
 }

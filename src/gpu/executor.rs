@@ -18,7 +18,7 @@ use super::outcome::{Failure, Fault, Outcome, Unsettled, refused, scoped};
 use super::pipeline::{Pipeline, Pipelines};
 use super::polling::poll;
 use super::readback::{Poller, ReadFuture, Staging, map};
-use super::signal::{Completion, complete};
+use super::signal::{SignalFuture, complete};
 use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::loss::LossReason;
@@ -226,7 +226,7 @@ impl Gpu {
         let _done = self.begin(Call::Submit, "uploading")?;
         let (index, outcome) = scoped(&self.device, &[Validation], refused("uploading"), || self.queue.submit([]));
         self.settle("uploading", outcome)?;
-        let (signal, done) = Completion::new();
+        let (signal, done) = SignalFuture::new();
         let callback = signal.clone();
         self.queue.on_submitted_work_done(move || complete(&callback, Ok(())));
         self.poller.wait_for(index, signal);

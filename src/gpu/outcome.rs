@@ -37,30 +37,30 @@ impl Failure {
 
 /// Resolves to the failure, or `None` on success.
 #[cfg(not(target_arch = "wasm32"))]
-pub(crate) type Check = Pin<Box<dyn Future<Output = Option<Failure>> + Send>>;
+pub(crate) type FailureCheck = Pin<Box<dyn Future<Output = Option<Failure>> + Send>>;
 /// Resolves to the failure, or `None` on success.
 #[cfg(target_arch = "wasm32")]
-pub(crate) type Check = Pin<Box<dyn Future<Output = Option<Failure>>>>;
+pub(crate) type FailureCheck = Pin<Box<dyn Future<Output = Option<Failure>>>>;
 
 /// An operation's outcome, possibly unknown yet. Clones share it; dropping a clone loses nothing.
 #[derive(Clone, Debug)]
-pub(crate) struct Outcome(Arc<Shared>);
+pub(crate) struct Outcome(Arc<OutcomeShared>);
 
-struct Shared {
-    state: Mutex<State>,
+struct OutcomeShared {
+    state: Mutex<OutcomeState>,
     waiters: Arc<Waiters>,
 }
 
-enum State {
-    Pending(Check),
+enum OutcomeState {
+    Pending(FailureCheck),
     Known(Option<Failure>),
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for OutcomeShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*lock(&self.state) {
-            State::Pending(_) => f.write_str("pending"),
-            State::Known(failure) => failure.fmt(f),
+            OutcomeState::Pending(_) => f.write_str("pending"),
+            OutcomeState::Known(failure) => failure.fmt(f),
         }
     }
 }
@@ -78,13 +78,13 @@ impl Wake for Waiters {
 
 impl Outcome {
     /// The outcome that `check` resolves to. `Ok(None)` if the operation has succeeded already.
-    pub fn of(mut check: Check) -> Result<Option<Outcome>, Failure> {
+    pub fn of(mut check: FailureCheck) -> Result<Option<Outcome>, Failure> {
         match check.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(None) => Ok(None),
             Poll::Ready(Some(failure)) => Err(failure),
             Poll::Pending => {
-                let (state, waiters) = (Mutex::new(State::Pending(check)), Arc::default());
-                Ok(Some(Outcome(Arc::new(Shared { state, waiters }))))
+                let (state, waiters) = (Mutex::new(OutcomeState::Pending(check)), Arc::default());
+                Ok(Some(Outcome(Arc::new(OutcomeShared { state, waiters }))))
             }
         }
     }
@@ -92,8 +92,8 @@ impl Outcome {
     /// Resolves to the failure, or `None` on success.
     pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<Failure>> {
         let mut state = lock(&self.0.state);
-        let State::Pending(check) = &mut *state else {
-            let State::Known(failure) = &*state else { return Poll::Pending };
+        let OutcomeState::Pending(check) = &mut *state else {
+            let OutcomeState::Known(failure) = &*state else { return Poll::Pending };
             return Poll::Ready(failure.clone());
         };
         {
@@ -104,7 +104,7 @@ impl Outcome {
         }
         let waker = Waker::from(self.0.waiters.clone());
         let Poll::Ready(failure) = check.as_mut().poll(&mut Context::from_waker(&waker)) else { return Poll::Pending };
-        *state = State::Known(failure.clone());
+        *state = OutcomeState::Known(failure.clone());
         drop(state);
         // Wakes the other waiting tasks.
         waker.wake();
@@ -114,8 +114,8 @@ impl Outcome {
     /// The failure, or `None` on success; pending if unknown.
     pub fn now(&self) -> Poll<Option<Failure>> {
         match &*lock(&self.0.state) {
-            State::Known(failure) => return Poll::Ready(failure.clone()),
-            State::Pending(_) => {}
+            OutcomeState::Known(failure) => return Poll::Ready(failure.clone()),
+            OutcomeState::Pending(_) => {}
         }
         self.poll(&mut Context::from_waker(Waker::noop()))
     }
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_that_are_given_up_do_not_forget_an_outcome() {
+    fn abandoned_reads_do_not_lose_a_pending_error() {
         for n_given_up in 0..3 {
             let (later, unsettled) = (Later::default(), Unsettled::default());
             unsettled.add(Some(later.outcome()));
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_device_stays_lost_and_a_stray_error_is_told_once() {
+    fn device_loss_persists_and_stray_errors_are_reported_once() {
         let fault = Fault::default();
         fault.stray("stray".into());
         assert!(matches!(fault.check("running"), Err(Error::Gpu { message, .. }) if message == "stray"));
@@ -418,18 +418,18 @@ mod tests {
         }
     }
     #[test]
-    fn a_lost_device_tells_what_waits_for_it_then_and_later() {
-        use super::super::signal::Completion;
+    fn device_loss_fails_current_and_later_waits() {
+        use super::super::signal::SignalFuture;
         let (fault, mut signals) = (Fault::default(), Vec::new());
         let mut wait = |fault: &Fault| {
-            let (signal, done) = Completion::new();
+            let (signal, done) = SignalFuture::new();
             fault.tell(&signal);
             // The waiting thread holds it, however long the driver blocks that thread.
             signals.push(signal);
             done
         };
         let mut before = [wait(&fault), wait(&fault)];
-        let is_told = |done: &mut Completion| match Pin::new(done).poll(&mut Context::from_waker(Waker::noop())) {
+        let is_told = |done: &mut SignalFuture| match Pin::new(done).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Err(Error::DeviceLost { reason: LossReason::SlowStep, message, .. })) => message == "slow",
             Poll::Pending => false,
             other => panic!("{other:?}"),

@@ -9,19 +9,19 @@ use super::buffer_pool::{BufferPool, free};
 use super::faults::Faults;
 use super::outcome::{Failure, Fault, Outcome, Reports};
 use super::polling::poll;
-use super::signal::{Completion, Signal, complete};
+use super::signal::{Signal, SignalFuture, complete};
 use crate::counters::LiveCounters;
 use crate::error::Error;
 use crate::loss::LossReason;
 use crate::panics::caught;
 
 /// A staging buffer and, until its first use, its allocation's outcome if not known yet.
-type Stage = (wgpu::Buffer, Option<Outcome>);
+type StagingBuffer = (wgpu::Buffer, Option<Outcome>);
 
 /// Staging buffers by size, each in use by at most one read.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    idle: Mutex<HashMap<u64, Vec<Stage>>>,
+    idle: Mutex<HashMap<u64, Vec<StagingBuffer>>>,
     counters: Arc<LiveCounters>,
 }
 
@@ -32,7 +32,7 @@ impl Staging {
 
     /// A buffer of this size. Small ones are created eight at a time: up to eight reads of tokens are in flight, and
     /// how many depends on timing.
-    pub fn take(&self, pool: &BufferPool, device: &wgpu::Device, size: u64) -> Result<Stage, Failure> {
+    pub fn take(&self, pool: &BufferPool, device: &wgpu::Device, size: u64) -> Result<StagingBuffer, Failure> {
         const SMALL_BYTES: u64 = 1 << 10;
         const TOGETHER: usize = 8;
         let make = || {
@@ -72,8 +72,8 @@ impl Staging {
 }
 
 /// Maps a buffer after the copy into it was submitted.
-pub(crate) fn map(buffer: &wgpu::Buffer) -> Completion {
-    let (signal, mapped) = Completion::new();
+pub(crate) fn map(buffer: &wgpu::Buffer) -> SignalFuture {
+    let (signal, mapped) = SignalFuture::new();
     buffer.slice(..).map_async(wgpu::MapMode::Read, move |result| {
         let lost = |e: wgpu::BufferAsyncError| Error::DeviceLost {
             reason: LossReason::Driver,
@@ -98,7 +98,7 @@ pub(crate) struct ReadFuture {
     staging: Arc<Staging>,
     fault: Fault,
     reports: Reports,
-    mapped: Completion,
+    mapped: SignalFuture,
 }
 
 impl ReadFuture {
@@ -107,7 +107,7 @@ impl ReadFuture {
         staging: Arc<Staging>,
         fault: Fault,
         reports: Reports,
-        mapped: Completion,
+        mapped: SignalFuture,
     ) -> Self {
         ReadFuture { buffer: Some(buffer), staging, fault, reports, mapped }
     }
@@ -299,9 +299,9 @@ mod tests {
     use std::task::Waker;
 
     #[test]
-    fn a_submission_that_is_not_answered_is_waited_for_once() {
+    fn unanswered_submission_is_awaited_only_once() {
         let fault = Fault::default();
-        let reads: Vec<_> = (0..5).map(|_| Completion::new()).collect();
+        let reads: Vec<_> = (0..5).map(|_| SignalFuture::new()).collect();
         let mut waited = Vec::new();
         let requests = (0..).zip(reads.iter().map(|(signal, _)| signal.clone()));
         serve(requests, &fault, |index: u32| {

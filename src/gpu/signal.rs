@@ -26,13 +26,13 @@ pub(crate) fn complete(signal: &Mutex<Signal>, result: Result<(), Error>) {
 }
 
 /// Resolves when its signal is completed.
-pub(crate) struct Completion(Arc<Mutex<Signal>>);
+pub(crate) struct SignalFuture(Arc<Mutex<Signal>>);
 
-impl Completion {
+impl SignalFuture {
     /// A signal and its future.
-    pub fn new() -> (Arc<Mutex<Signal>>, Completion) {
+    pub fn new() -> (Arc<Mutex<Signal>>, SignalFuture) {
         let signal = Arc::new(Mutex::new(Signal::default()));
-        (signal.clone(), Completion(signal))
+        (signal.clone(), SignalFuture(signal))
     }
 
     pub fn signal(&self) -> Arc<Mutex<Signal>> {
@@ -40,7 +40,7 @@ impl Completion {
     }
 }
 
-impl Future for Completion {
+impl Future for SignalFuture {
     type Output = Result<(), Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {

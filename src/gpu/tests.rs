@@ -64,7 +64,7 @@ fn an_error_belongs_to_the_call_that_caused_it() {
 
 /// Threads that request two pipelines at the same time compile each once.
 #[test]
-fn pipelines_compile_side_by_side_and_once() {
+fn pipelines_compile_in_parallel_and_only_once() {
     let Some((gpu, counters)) = open(Setup::default()) else { return };
     let mut rec = Recorder::new(Target::new(TargetKind::Gpu, Tier::Baseline, Target::cpu().limits()));
     let tensor = |label| Tensor::declare(label, Role::Activations, &[2, 4], DType::F32).unwrap();
@@ -80,7 +80,7 @@ fn pipelines_compile_side_by_side_and_once() {
 }
 
 #[test]
-fn a_buffer_that_failed_never_serves_again() {
+fn failed_buffer_is_never_reused() {
     let Some((gpu, counters)) = open(Setup::default()) else { return };
     let failure = || Some(Failure::Refused { context: "allocating".into(), message: "refused".into() });
     // As in a browser, the allocation's outcome is known at a later poll: the first at once, the second when the
@@ -123,10 +123,10 @@ fn a_buffer_beyond_the_limit_is_refused_with_the_limit() {
     assert!(gpu.allocate("small", 4096).is_ok());
 }
 
-/// Runs [`running_out_of_memory`] in a process with limited memory.
+/// Runs [`out_of_memory_is_an_error`] in a process with limited memory.
 #[test]
 #[cfg(target_os = "linux")]
-fn running_out_of_memory_is_an_error_of_its_own_and_can_be_recovered_from() {
+fn out_of_memory_is_a_distinct_and_recoverable_error() {
     let reports = pollster::block_on(adapters());
     if !reports.first().is_some_and(|report| report.is_software) {
         println!("skipped: the adapter's memory cannot be limited");
@@ -135,7 +135,7 @@ fn running_out_of_memory_is_an_error_of_its_own_and_can_be_recovered_from() {
     let output = Command::new("sh")
         .args([
             "-c",
-            "ulimit -v 6000000 && exec \"$0\" --exact gpu::tests::running_out_of_memory --ignored --nocapture",
+            "ulimit -v 6000000 && exec \"$0\" --exact gpu::tests::out_of_memory_is_an_error --ignored --nocapture",
         ])
         .arg(std::env::current_exe().unwrap())
         .output()
@@ -145,8 +145,8 @@ fn running_out_of_memory_is_an_error_of_its_own_and_can_be_recovered_from() {
 }
 
 #[test]
-#[ignore = "run by running_out_of_memory_is_an_error_of_its_own_and_can_be_recovered_from"]
-fn running_out_of_memory() {
+#[ignore = "run by out_of_memory_is_a_distinct_and_recoverable_error"]
+fn out_of_memory_is_an_error() {
     let Some((gpu, _)) = open(Setup::default()) else { return };
     let mut buffers = Vec::new();
     let error = loop {
@@ -171,7 +171,7 @@ fn running_out_of_memory() {
 }
 
 #[test]
-fn a_device_that_does_not_answer_is_lost_for_every_later_call() {
+fn unresponsive_device_is_lost_for_every_later_call() {
     let Some((gpu, _)) = open(Setup { timeout: Some(Duration::ZERO), ..Setup::default() }) else { return };
     let a = allocated(&gpu, "a", 4096).unwrap();
     for _ in 0..3 {

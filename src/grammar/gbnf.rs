@@ -10,13 +10,13 @@ use std::fmt::Write;
 use crate::error::Error;
 
 /// Maximum nesting of groups.
-const MOST_DEPTH: usize = 100;
+const MAX_DEPTH: usize = 100;
 /// Maximum repetitions, as in llama.cpp.
-const MOST_TIMES: u32 = 2000;
+const MAX_TIMES: u32 = 2000;
 
 /// An element of a rule.
 #[derive(Clone, Copy)]
-enum Part {
+enum RuleElement {
     /// At least one character.
     Text,
     /// An empty text.
@@ -34,7 +34,7 @@ struct Rule<'t> {
     /// The lines where it is first named, and defined.
     named: usize,
     defined: Option<usize>,
-    parts: Vec<Part>,
+    parts: Vec<RuleElement>,
     lark: String,
 }
 
@@ -51,9 +51,9 @@ pub fn is_gbnf(text: &str) -> bool {
 /// # Errors
 /// [`Error::Constraint`] naming the line of a syntax error, an undefined rule or a left-recursive rule.
 pub fn to_lark(text: &str) -> Result<String, Error> {
-    let mut reader = Reader { text, rest: text, counted: (0, 1), rules: Vec::new(), ids: HashMap::new() };
+    let mut reader = GbnfParser { text, rest: text, counted: (0, 1), rules: Vec::new(), ids: HashMap::new() };
     reader.grammar()?;
-    let Reader { rules, ids, .. } = reader;
+    let GbnfParser { rules, ids, .. } = reader;
     if !ids.contains_key("root") {
         return Err(refused(text.lines().count(), "a rule `root`", "none"));
     }
@@ -82,7 +82,7 @@ fn refused(line: usize, expected: impl Into<String>, found: impl Into<String>) -
     Error::Constraint { field: format!("gbnf: line {line}"), expected: expected.into(), found: found.into() }
 }
 
-struct Reader<'t> {
+struct GbnfParser<'t> {
     text: &'t str,
     rest: &'t str,
     /// A position and its line.
@@ -91,7 +91,7 @@ struct Reader<'t> {
     ids: HashMap<&'t str, usize>,
 }
 
-impl<'t> Reader<'t> {
+impl<'t> GbnfParser<'t> {
     fn line(&mut self) -> usize {
         let position = self.text.len() - self.rest.len();
         let read = self.text.get(self.counted.0..position).unwrap_or_default();
@@ -163,7 +163,7 @@ impl<'t> Reader<'t> {
     }
 
     /// A rule's alternatives, to the end of the line outside groups.
-    fn body(&mut self) -> Result<(Vec<Part>, String), Error> {
+    fn body(&mut self) -> Result<(Vec<RuleElement>, String), Error> {
         let (mut parts, mut lark) = (Vec::new(), String::new());
         let mut depth = 0;
         // A line may break before the first alternative and after each bar.
@@ -171,16 +171,19 @@ impl<'t> Reader<'t> {
         loop {
             self.space(depth > 0);
             let Some(c) = self.rest.chars().next() else { break };
-            let is_repeatable = matches!(parts.last(), Some(Part::Text | Part::Nothing | Part::Rule(_) | Part::Close));
+            let is_repeatable = matches!(
+                parts.last(),
+                Some(RuleElement::Text | RuleElement::Nothing | RuleElement::Rule(_) | RuleElement::Close)
+            );
             match c {
                 '\n' | '\r' => break,
                 '(' => {
                     self.skip("(");
                     depth += 1;
-                    if depth > MOST_DEPTH {
-                        return Err(refused(self.line(), format!("at most {MOST_DEPTH} nested groups"), "more groups"));
+                    if depth > MAX_DEPTH {
+                        return Err(refused(self.line(), format!("at most {MAX_DEPTH} nested groups"), "more groups"));
                     }
-                    parts.push(Part::Open);
+                    parts.push(RuleElement::Open);
                     lark += "(";
                     self.space(true);
                 }
@@ -188,29 +191,29 @@ impl<'t> Reader<'t> {
                     self.skip(")");
                     depth -= 1;
                     empty_if_nothing(&parts, &mut lark);
-                    parts.push(Part::Close);
+                    parts.push(RuleElement::Close);
                     lark += ")";
                 }
                 '|' => {
                     self.skip("|");
                     empty_if_nothing(&parts, &mut lark);
-                    parts.push(Part::Or);
+                    parts.push(RuleElement::Or);
                     lark += " | ";
                     self.space(true);
                 }
                 '*' | '+' | '?' if is_repeatable => {
                     self.rest = self.rest.get(1..).unwrap_or_default();
                     lark.push(c);
-                    parts.extend((c != '+').then_some(Part::Optional));
+                    parts.extend((c != '+').then_some(RuleElement::Optional));
                 }
                 '{' if is_repeatable => {
                     let (least, times) = self.times()?;
-                    parts.extend((least == 0).then_some(Part::Optional));
+                    parts.extend((least == 0).then_some(RuleElement::Optional));
                     lark += &times;
                 }
                 '"' => {
                     let chars = self.literal()?;
-                    parts.push(if chars.is_empty() { Part::Nothing } else { Part::Text });
+                    parts.push(if chars.is_empty() { RuleElement::Nothing } else { RuleElement::Text });
                     let quoted: Vec<String> = chars.iter().map(|c| quoted(*c)).collect();
                     // Grouped, so that a repetition applies to all of it.
                     lark += &match quoted.is_empty() {
@@ -221,12 +224,12 @@ impl<'t> Reader<'t> {
                 }
                 '[' => {
                     lark += &self.class()?;
-                    parts.push(Part::Text);
+                    parts.push(RuleElement::Text);
                 }
                 '.' => {
                     self.skip(".");
                     lark += " /(?s:.)/";
-                    parts.push(Part::Text);
+                    parts.push(RuleElement::Text);
                 }
                 '<' => {
                     let end = self.rest.find('>').filter(|&at| {
@@ -237,13 +240,13 @@ impl<'t> Reader<'t> {
                     self.rest = rest;
                     lark.push(' ');
                     lark += token;
-                    parts.push(Part::Text);
+                    parts.push(RuleElement::Text);
                 }
                 _ => {
                     let line = self.line();
                     let Some(name) = self.name() else { return Err(self.error("a part of a rule")) };
                     let id = self.rule_of(name, line);
-                    parts.push(Part::Rule(id));
+                    parts.push(RuleElement::Rule(id));
                     lark.push(' ');
                     lark += &lark_name(name, id);
                 }
@@ -287,9 +290,9 @@ impl<'t> Reader<'t> {
         self.rest = rest;
         self.space(true);
         match digits.parse::<u32>() {
-            Ok(n) if n <= MOST_TIMES => Ok(Some(n)),
+            Ok(n) if n <= MAX_TIMES => Ok(Some(n)),
             Err(_) if digits.is_empty() => Ok(None),
-            _ => Err(refused(self.line(), format!("at most {MOST_TIMES} times"), digits)),
+            _ => Err(refused(self.line(), format!("at most {MAX_TIMES} times"), digits)),
         }
     }
 
@@ -371,8 +374,8 @@ impl<'t> Reader<'t> {
 }
 
 /// Lark needs explicit empty alternatives in places.
-fn empty_if_nothing(parts: &[Part], lark: &mut String) {
-    if matches!(parts.last(), None | Some(Part::Open | Part::Or)) {
+fn empty_if_nothing(parts: &[RuleElement], lark: &mut String) {
+    if matches!(parts.last(), None | Some(RuleElement::Open | RuleElement::Or)) {
         *lark += "\"\"";
     }
 }
@@ -391,7 +394,7 @@ fn left_recursive(rules: &[Rule]) -> Option<usize> {
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
     for (at, rule) in rules.iter().enumerate() {
         for part in &rule.parts {
-            if let Part::Rule(id) = part
+            if let RuleElement::Rule(id) = part
                 && let Some(users) = users.get_mut(*id)
             {
                 users.push(at);
@@ -434,7 +437,7 @@ fn left_recursive(rules: &[Rule]) -> Option<usize> {
 }
 
 /// Whether a rule may be empty, and the rules it may start with.
-fn begin_of(parts: &[Part], empty: &[bool]) -> (bool, Vec<usize>) {
+fn begin_of(parts: &[RuleElement], empty: &[bool]) -> (bool, Vec<usize>) {
     /// An unfinished alternative.
     #[derive(Clone, Copy)]
     struct Group {
@@ -448,26 +451,26 @@ fn begin_of(parts: &[Part], empty: &[bool]) -> (bool, Vec<usize>) {
     let mut begins = Vec::new();
     let mut groups = vec![Group { is_begin: true, other: false, this: true }];
     for (at, part) in parts.iter().enumerate() {
-        let is_optional = matches!(parts.get(at + 1), Some(Part::Optional));
+        let is_optional = matches!(parts.get(at + 1), Some(RuleElement::Optional));
         let Some(group) = groups.last_mut() else { break };
         match *part {
-            Part::Text => group.this &= is_optional,
-            Part::Nothing | Part::Optional => {}
-            Part::Rule(id) => {
+            RuleElement::Text => group.this &= is_optional,
+            RuleElement::Nothing | RuleElement::Optional => {}
+            RuleElement::Rule(id) => {
                 if group.is_begin && group.this {
                     begins.push(id);
                 }
                 group.this &= is_optional || empty.get(id) == Some(&true);
             }
-            Part::Or => {
+            RuleElement::Or => {
                 group.other |= group.this;
                 group.this = true;
             }
-            Part::Open => {
+            RuleElement::Open => {
                 let is_begin = group.is_begin && group.this;
                 groups.push(Group { is_begin, other: false, this: true });
             }
-            Part::Close => {
+            RuleElement::Close => {
                 let inner = groups.pop().is_some_and(|inner| inner.other || inner.this);
                 if let Some(group) = groups.last_mut() {
                     group.this &= is_optional || inner;

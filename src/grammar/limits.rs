@@ -6,25 +6,25 @@ use std::collections::{HashMap, HashSet};
 use serde_json::Value;
 
 /// Maximum values in a schema, and their depth.
-const MOST_VALUES: usize = 10_000;
-const MOST_DEPTH: usize = 200;
+const MAX_VALUES: usize = 10_000;
+const MAX_DEPTH: usize = 200;
 /// Maximum bytes of a schema's strings.
-const MOST_SCHEMA_BYTES: usize = 256 << 10;
+const MAX_SCHEMA_BYTES: usize = 256 << 10;
 /// Maximum bytes of a grammar, and of all regular expressions in a schema.
-const MOST_LARK_BYTES: usize = 32 << 10;
+const MAX_LARK_BYTES: usize = 32 << 10;
 /// Maximum bytes of a llama.cpp grammar, which is several times as long in Lark's syntax.
-const MOST_GBNF_BYTES: usize = 16 << 10;
-const MOST_PATTERN_BYTES: usize = 16 << 10;
+const MAX_GBNF_BYTES: usize = 16 << 10;
+const MAX_PATTERN_BYTES: usize = 16 << 10;
 /// Maximum sum of squares of each object's numbers of properties and required ones: 1000 in one object.
-const MOST_PROPERTIES: usize = 1_000_000;
+const MAX_PROPERTIES: usize = 1_000_000;
 /// Limit of a pattern's minimum length of text: forced text is written at once.
-const MOST_LEAST_LENGTH: u64 = 20_000;
+const MAX_LEAST_LENGTH: u64 = 20_000;
 /// Maximum patterns of property names: each pair is compared.
-const MOST_NAME_PATTERNS: usize = 64;
+const MAX_NAME_PATTERNS: usize = 64;
 /// Maximum patterns that one string must match.
-const MOST_JOINED_PATTERNS: usize = 16;
+const MAX_JOINED_PATTERNS: usize = 16;
 /// Maximum least common multiple of all `multipleOf`, without decimal points: the automaton has as many states.
-const MOST_MULTIPLE: u64 = 20_000;
+const MAX_MULTIPLE: u64 = 20_000;
 
 /// A value above a limit.
 pub(super) struct Excess {
@@ -42,7 +42,7 @@ fn check<T: PartialOrd + ToString>(of: &'static str, found: T, most: T) -> Resul
 
 /// Totals over a schema.
 #[derive(Default)]
-struct Sums {
+struct SchemaTotals {
     values: usize,
     bytes: usize,
     pattern_bytes: usize,
@@ -55,18 +55,18 @@ struct Sums {
     multiple: u64,
 }
 
-impl Sums {
+impl SchemaTotals {
     fn check(&self) -> Result<(), Excess> {
-        check("number of values", self.values, MOST_VALUES)?;
-        check("bytes of strings", self.bytes, MOST_SCHEMA_BYTES)?;
-        check("bytes of patterns", self.pattern_bytes, MOST_PATTERN_BYTES)?;
-        check("minimum length of a pattern's text", self.least_length, MOST_LEAST_LENGTH)?;
-        check("sum of squares of property counts", self.properties, MOST_PROPERTIES)?;
-        check("number of patternProperties", self.name_patterns, MOST_NAME_PATTERNS)?;
+        check("number of values", self.values, MAX_VALUES)?;
+        check("bytes of strings", self.bytes, MAX_SCHEMA_BYTES)?;
+        check("bytes of patterns", self.pattern_bytes, MAX_PATTERN_BYTES)?;
+        check("minimum length of a pattern's text", self.least_length, MAX_LEAST_LENGTH)?;
+        check("sum of squares of property counts", self.properties, MAX_PROPERTIES)?;
+        check("number of patternProperties", self.name_patterns, MAX_NAME_PATTERNS)?;
         if self.joins {
-            check("number of patterns, with allOf or keywords beside $ref", self.patterns, MOST_JOINED_PATTERNS)?;
+            check("number of patterns, with allOf or keywords beside $ref", self.patterns, MAX_JOINED_PATTERNS)?;
         }
-        check("least common multiple of multipleOf", self.multiple, MOST_MULTIPLE)
+        check("least common multiple of multipleOf", self.multiple, MAX_MULTIPLE)
     }
 
     fn add_keyword(&mut self, key: &str, value: &Value) {
@@ -172,7 +172,7 @@ fn least_length(pattern: &str) -> u64 {
 }
 
 /// An element of a grammar's definition.
-enum Part<'t> {
+enum DefinitionToken<'t> {
     Length(u64),
     Name(&'t str),
     Open,
@@ -205,7 +205,8 @@ fn lark_length(text: &str) -> u64 {
             }
         }
     }
-    let parts: HashMap<&str, Vec<Part>> = bodies.iter().map(|(&name, body)| (name, parts_of(body))).collect();
+    let parts: HashMap<&str, Vec<DefinitionToken>> =
+        bodies.iter().map(|(&name, body)| (name, parts_of(body))).collect();
     let mut known: HashMap<&str, u64> = HashMap::new();
     // Each definition is visited before and after those it names.
     let mut stack: Vec<(&str, bool)> = parts.keys().map(|name| (*name, false)).collect();
@@ -219,7 +220,9 @@ fn lark_length(text: &str) -> u64 {
         } else if seen.insert(name) {
             stack.push((name, true));
             stack.extend(
-                parts.iter().filter_map(|part| if let Part::Name(name) = part { Some((*name, false)) } else { None }),
+                parts.iter().filter_map(|part| {
+                    if let DefinitionToken::Name(name) = part { Some((*name, false)) } else { None }
+                }),
             );
         }
     }
@@ -227,7 +230,7 @@ fn lark_length(text: &str) -> u64 {
 }
 
 /// The elements of a definition; schemas and the like have length 0.
-fn parts_of(body: &str) -> Vec<Part<'_>> {
+fn parts_of(body: &str) -> Vec<DefinitionToken<'_>> {
     let mut parts = Vec::new();
     let mut rest = body;
     while let Some(c) = rest.chars().next() {
@@ -247,39 +250,39 @@ fn parts_of(body: &str) -> Vec<Part<'_>> {
         (next, rest) = match c {
             '"' => {
                 let (text, rest) = quoted('"');
-                (Some(Part::Length(text.chars().count() as u64)), rest.get(1..).unwrap_or_default())
+                (Some(DefinitionToken::Length(text.chars().count() as u64)), rest.get(1..).unwrap_or_default())
             }
             '/' if after.starts_with('/') => (None, after.split_once('\n').map_or("", |(_, rest)| rest)),
             '#' => (None, after.split_once('\n').map_or("", |(_, rest)| rest)),
             '/' => {
                 let (pattern, rest) = quoted('/');
                 let rest = rest.get(1..).unwrap_or_default().trim_start_matches(|c: char| "imslux".contains(c));
-                (Some(Part::Length(least_length(pattern))), rest)
+                (Some(DefinitionToken::Length(least_length(pattern))), rest)
             }
             '<' => (None, after.split_once('>').map_or("", |(_, rest)| rest)),
             '%' => (None, ""),
-            '(' | '[' => (Some(Part::Open), after),
+            '(' | '[' => (Some(DefinitionToken::Open), after),
             // Brackets are optional.
             ']' => {
-                parts.push(Part::Close);
-                (Some(Part::Times(0)), after)
+                parts.push(DefinitionToken::Close);
+                (Some(DefinitionToken::Times(0)), after)
             }
-            ')' => (Some(Part::Close), after),
-            '|' => (Some(Part::Or), after),
-            '*' | '?' => (Some(Part::Times(0)), after),
-            '+' => (Some(Part::Times(1)), after),
+            ')' => (Some(DefinitionToken::Close), after),
+            '|' => (Some(DefinitionToken::Or), after),
+            '*' | '?' => (Some(DefinitionToken::Times(0)), after),
+            '+' => (Some(DefinitionToken::Times(1)), after),
             '{' | '~' => {
                 let (digits, rest) = word(|c| c.is_ascii_digit());
                 let least = digits.parse().unwrap_or(if digits.is_empty() { 0 } else { u64::MAX });
                 let rest = if c == '{' { rest.split_once('}').map_or("", |(_, rest)| rest) } else { rest };
                 let rest =
                     rest.strip_prefix("..").map_or(rest, |rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
-                (Some(Part::Times(least)), rest)
+                (Some(DefinitionToken::Times(least)), rest)
             }
             _ if c.is_ascii_alphabetic() || c == '_' => {
                 let (_, rest_of) = word(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
                 let name = rest.get(..rest.len() - rest_of.len()).unwrap_or_default();
-                (Some(Part::Name(name)), rest_of)
+                (Some(DefinitionToken::Name(name)), rest_of)
             }
             _ => (None, after),
         };
@@ -288,35 +291,35 @@ fn parts_of(body: &str) -> Vec<Part<'_>> {
     parts
 }
 
-fn parts_length(parts: &[Part], is_terminal: bool, of: impl Fn(&str) -> u64) -> u64 {
+fn parts_length(parts: &[DefinitionToken], is_terminal: bool, of: impl Fn(&str) -> u64) -> u64 {
     let better = |a: Option<u64>, b: u64| a.map_or(b, |a| if is_terminal { a.max(b) } else { a.min(b) });
     // As in `least_length`.
     let mut groups: Vec<(u64, Option<u64>)> = vec![(0, None)];
     let (mut sum, mut last) = (0u64, 0u64);
     for part in parts {
         let atom = match part {
-            Part::Length(length) => *length,
-            Part::Name(name) => of(name),
-            Part::Open => {
+            DefinitionToken::Length(length) => *length,
+            DefinitionToken::Name(name) => of(name),
+            DefinitionToken::Open => {
                 groups.push((sum.saturating_add(last), None));
                 (sum, last) = (0, 0);
                 continue;
             }
-            Part::Close if groups.len() > 1 => {
+            DefinitionToken::Close if groups.len() > 1 => {
                 let (before, best) = groups.pop().unwrap_or_default();
                 let atom = better(best, sum.saturating_add(last));
                 (sum, last) = (before, 0);
                 atom
             }
-            Part::Close => 0,
-            Part::Or => {
+            DefinitionToken::Close => 0,
+            DefinitionToken::Or => {
                 if let Some((_, best)) = groups.last_mut() {
                     *best = Some(better(*best, sum.saturating_add(last)));
                 }
                 (sum, last) = (0, 0);
                 continue;
             }
-            Part::Times(n) => {
+            DefinitionToken::Times(n) => {
                 last = last.saturating_mul(*n);
                 continue;
             }
@@ -329,12 +332,12 @@ fn parts_length(parts: &[Part], is_terminal: bool, of: impl Fn(&str) -> u64) -> 
 /// Refuses a schema that is too large, without recursion.
 pub(super) fn check_schema(schema: &Value) -> Result<(), Excess> {
     /// Beyond it, llguidance writes a neighbouring number.
-    const MOST_EXACT: u64 = 1 << 53;
-    let mut sums = Sums::default();
+    const MAX_EXACT: u64 = 1 << 53;
+    let mut sums = SchemaTotals::default();
     let mut rest = vec![(schema, 1, false)];
     while let Some((value, depth, is_written)) = rest.pop() {
         sums.values += 1;
-        check("depth", depth, MOST_DEPTH)?;
+        check("depth", depth, MAX_DEPTH)?;
         match value {
             Value::Object(members) => {
                 sums.joins |= members.contains_key("$ref") && members.len() > 1;
@@ -347,36 +350,36 @@ pub(super) fn check_schema(schema: &Value) -> Result<(), Excess> {
             Value::String(text) => sums.bytes += text.len(),
             Value::Number(number) if is_written && !number.is_f64() => {
                 let magnitude = number.as_i64().map_or(u64::MAX, i64::unsigned_abs);
-                check("magnitude of an integer in const or enum", magnitude, MOST_EXACT)?;
+                check("magnitude of an integer in const or enum", magnitude, MAX_EXACT)?;
             }
             _ => {}
         }
         // Stop before visiting a large schema.
-        check("number of values", sums.values.max(rest.len()), MOST_VALUES)?;
+        check("number of values", sums.values.max(rest.len()), MAX_VALUES)?;
     }
     sums.check()
 }
 
 /// Refuses a regular expression that is too long or forces too long a text.
 pub(super) fn check_pattern(pattern: &str) -> Result<(), Excess> {
-    check("bytes", pattern.len(), MOST_PATTERN_BYTES)?;
-    check("minimum length of its text", least_length(pattern), MOST_LEAST_LENGTH)
+    check("bytes", pattern.len(), MAX_PATTERN_BYTES)?;
+    check("minimum length of its text", least_length(pattern), MAX_LEAST_LENGTH)
 }
 
 /// Refuses a llama.cpp grammar that is too long.
 pub(super) fn check_gbnf(text: &str) -> Result<(), Excess> {
-    check("bytes", text.len(), MOST_GBNF_BYTES)
+    check("bytes", text.len(), MAX_GBNF_BYTES)
 }
 
 /// Refuses a Lark grammar that forces too long a text.
 pub(super) fn check_lengths(text: &str) -> Result<(), Excess> {
-    check("minimum length of its text", lark_length(text), MOST_LEAST_LENGTH)
+    check("minimum length of its text", lark_length(text), MAX_LEAST_LENGTH)
 }
 
 /// Refuses a Lark grammar that is too long or has a schema that is too large.
 pub(super) fn check_lark(text: &str) -> Result<(), Excess> {
-    check("bytes", text.len(), MOST_LARK_BYTES)?;
-    check("minimum length of its text", text.lines().map(least_length).max().unwrap_or(0), MOST_LEAST_LENGTH)?;
+    check("bytes", text.len(), MAX_LARK_BYTES)?;
+    check("minimum length of its text", text.lines().map(least_length).max().unwrap_or(0), MAX_LEAST_LENGTH)?;
     check_lengths(text)?;
     for (at, keyword) in text.match_indices("%json") {
         let rest = &text[at + keyword.len()..];
@@ -393,7 +396,7 @@ mod tests {
     use super::{lark_length, least_length};
 
     #[test]
-    fn lengths_of_texts_are_those_of_their_patterns() {
+    fn pattern_length_multiplies_nested_repetitions() {
         for (pattern, length) in [
             ("", 0),
             ("abc", 3),
@@ -413,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_of_grammars_follow_names() {
+    fn grammar_length_follows_rule_references() {
         for (grammar, length) in [
             ("start: A", 0),
             ("start: A B\nA: \"ab\"\nB: /c{3}/", 5),

@@ -277,10 +277,10 @@ fn take_if(keywords: &mut Map<String, Value>, key: &str, is_neutral: impl FnOnce
 
 /// Limits multiples to 10^15, or less with decimal places: 64-bit floats do not have all digits of larger ones.
 fn multiples(keywords: &mut Map<String, Value>) {
-    const MOST_DIGITS: u32 = 15;
+    const MAX_DIGITS: u32 = 15;
     let Some(of) = keywords.get("multipleOf").and_then(Value::as_f64) else { return };
     let places = of.to_string().split_once('.').map_or(0, |(_, places)| places.len() as u32);
-    let most = 10_i64.pow(MOST_DIGITS.saturating_sub(places));
+    let most = 10_i64.pow(MAX_DIGITS.saturating_sub(places));
     let limits = [("minimum", "exclusiveMinimum", -1), ("maximum", "exclusiveMaximum", 1)];
     for (limit, exclusive, sign) in limits {
         let given = [limit, exclusive].into_iter().filter_map(|key| keywords.get(key)?.as_f64());
@@ -469,7 +469,7 @@ mod tests {
 
     /// Each with the equivalent schema.
     #[test]
-    fn what_says_nothing_is_left_out() {
+    fn schema_keywords_without_effect_are_removed() {
         for (given, expected) in [
             (json!({"type": "string", "format": "int64"}), json!({"type": "string"})),
             (json!({"items": true, "uniqueItems": false}), json!({"items": true})),
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_that_cannot_be_written_are_refused() {
+    fn schema_with_control_characters_is_refused() {
         for schema in [
             json!({"const": "a\u{0}"}),
             json!({"enum": [1, {"a": ["\u{7f}"]}]}),
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_something_stays() {
+    fn schema_keywords_with_effect_are_kept() {
         for schema in [
             json!({"uniqueItems": true}),
             json!({"not": {"type": "null"}}),

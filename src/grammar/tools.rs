@@ -36,9 +36,9 @@ use crate::tokenizer::Tokenizer;
 use notation::Notation;
 
 /// Maximum length of a tool's name, which must fit a harmony header.
-const MOST_NAME_BYTES: usize = 128;
+const MAX_NAME_BYTES: usize = 128;
 /// Maximum bytes of a grammar without its schemas.
-const MOST_RULE_BYTES: usize = 128 << 10;
+const MAX_RULE_BYTES: usize = 128 << 10;
 
 /// Whether an answer has tool calls: OpenAI's `tool_choice`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -150,12 +150,12 @@ impl Constraint {
             ToolChoice::Required if tools.is_empty() => return Err(refused("choice", "a tool to call", "no tools")),
             _ => {}
         }
-        let mut answer = Answer { format, tokenizer, parallel: rules.parallel, lark: Lark::default() };
+        let mut answer = AnswerGrammar { format, tokenizer, parallel: rules.parallel, lark: Lark::default() };
         let start = answer.start(&tools, rules, prompt)?;
         let n_bytes = answer.lark.text.len() - answer.lark.n_schema_bytes;
-        if n_bytes > MOST_RULE_BYTES {
+        if n_bytes > MAX_RULE_BYTES {
             let found = format!("{n_bytes} bytes of rules");
-            return Err(refused("tools", format!("tools that need at most {MOST_RULE_BYTES} bytes of rules"), found));
+            return Err(refused("tools", format!("tools that need at most {MAX_RULE_BYTES} bytes of rules"), found));
         }
         // Puts the schemas' terminals in the same class as those around them.
         let head = "%llguidance {\"ignore_once\": true}\n";
@@ -197,8 +197,8 @@ fn read(tools: &[Value], format: Format) -> Result<Vec<Tool>, Error> {
                 format!("{c:?}"),
             ));
         }
-        if name.len() > MOST_NAME_BYTES {
-            return Err(refused(format!("tool {at}: name"), format!("at most {MOST_NAME_BYTES} bytes"), name.len()));
+        if name.len() > MAX_NAME_BYTES {
+            return Err(refused(format!("tool {at}: name"), format!("at most {MAX_NAME_BYTES} bytes"), name.len()));
         }
         if !names.insert(name) {
             return Err(refused(format!("`{name}`: name"), "unique names", "a duplicate"));
@@ -318,7 +318,7 @@ fn either(all: &[String]) -> String {
 }
 
 /// The grammar of an answer.
-struct Answer<'a> {
+struct AnswerGrammar<'a> {
     format: Format,
     tokenizer: &'a Tokenizer,
     parallel: bool,
@@ -331,7 +331,7 @@ struct Opening {
     rest: String,
 }
 
-impl Answer<'_> {
+impl AnswerGrammar<'_> {
     /// A mark: its token or its letters.
     fn mark(&self, name: &str) -> String {
         match self.tokenizer.special_id(name) {

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_written() {
+    fn hub_address_survives_a_round_trip() {
         let read = |text: &str| {
             let Address { repo, path, quant, revision } = text.parse().unwrap();
             (repo, path.unwrap_or_default(), quant.unwrap_or_default(), revision.unwrap_or_default())
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn malformed_hub_address_is_refused() {
         for text in [
             "a/b",
             "hf:",

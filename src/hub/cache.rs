@@ -17,7 +17,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::choice::File;
+use super::choice::RepoFile;
 use super::digest::{Digest, is_hex};
 use crate::error::Error;
 
@@ -31,7 +31,7 @@ pub(super) struct Repo {
 }
 
 /// A blob in the cache.
-pub(super) struct Content {
+pub(super) struct Blob {
     pub path: PathBuf,
     pub size: u64,
     pub digest: Digest,
@@ -100,12 +100,12 @@ impl Repo {
     }
 
     /// The files of a commit with cached content.
-    pub fn files(&self, commit: &str) -> Result<Vec<File>, Error> {
+    pub fn files(&self, commit: &str) -> Result<Vec<RepoFile>, Error> {
         let mut files = Vec::new();
         for (path, place) in files_below(&self.snapshot(commit))? {
             // Skips links without a blob.
             if let Ok(content) = fs::metadata(&place) {
-                files.push(File { path, size: Some(content.len()), digest: None });
+                files.push(RepoFile { path, size: Some(content.len()), digest: None });
             }
         }
         Ok(files)
@@ -179,7 +179,7 @@ impl Repo {
     ///
     /// # Errors
     /// [`Error::Io`] if a folder cannot be read.
-    pub fn contents(&self, listed: impl Fn(&str) -> Vec<File>) -> Result<(Vec<Content>, Vec<PathBuf>), Error> {
+    pub fn contents(&self, listed: impl Fn(&str) -> Vec<RepoFile>) -> Result<(Vec<Blob>, Vec<PathBuf>), Error> {
         let (mut contents, mut unknown) = (Vec::new(), Vec::new());
         let size = |path: &Path| fs::metadata(path).ok().filter(|entry| entry.is_file()).map(|entry| entry.len());
         let mut files: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
@@ -193,7 +193,7 @@ impl Repo {
                     match listed.iter().find(|file| file.path == path).and_then(|file| file.digest.clone()) {
                         Some(digest) => {
                             let files = vec![(commit.clone(), path)];
-                            contents.push(Content { path: place, size, digest, files });
+                            contents.push(Blob { path: place, size, digest, files });
                         }
                         None => unknown.push(place),
                     }
@@ -206,7 +206,7 @@ impl Repo {
             match (digest, size(&path)) {
                 (Some(digest), Some(size)) => {
                     let files = files.remove(&name).unwrap_or_default();
-                    contents.push(Content { path, size, digest, files });
+                    contents.push(Blob { path, size, digest, files });
                 }
                 (None, Some(_)) if files.contains_key(&name) => unknown.push(path),
                 _ => {}
@@ -340,7 +340,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_link_that_is_right_is_left_alone() {
+    fn correct_link_is_left_unchanged() {
         let (cache, repo, [first, second]) = repo("right");
         let folder = repo.snapshot("commit").join("sub");
         let place = folder.join("m.gguf");
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_start_side_by_side_share_links() {
+    fn concurrent_programs_share_snapshot_links() {
         const ROUNDS: usize = 300;
         let (cache, repo, digests) = repo("side-by-side");
         let barrier = std::sync::Barrier::new(8);

@@ -30,7 +30,7 @@ const USUAL: [&str; 16] = [
 
 /// A file of a repository.
 #[derive(Clone, Debug)]
-pub(super) struct File {
+pub(super) struct RepoFile {
     /// Path in the repository with `/`.
     pub path: String,
     pub size: Option<u64>,
@@ -39,18 +39,18 @@ pub(super) struct File {
 
 /// A model's files.
 #[derive(Debug)]
-pub(super) enum Choice {
+pub(super) enum ModelFiles {
     Gguf(GgufModel),
     Folder(Folder),
 }
 
-impl Choice {
+impl ModelFiles {
     /// The model's path in a snapshot: its file, its first shard, or its folder.
     pub fn place(&self, snapshot: &Path) -> PathBuf {
         match self {
-            Choice::Gguf(model) => snapshot.join(&model.first.path),
-            Choice::Folder(folder) if folder.prefix.is_empty() => snapshot.into(),
-            Choice::Folder(folder) => snapshot.join(folder.prefix.trim_end_matches('/')),
+            ModelFiles::Gguf(model) => snapshot.join(&model.first.path),
+            ModelFiles::Folder(folder) if folder.prefix.is_empty() => snapshot.into(),
+            ModelFiles::Folder(folder) => snapshot.join(folder.prefix.trim_end_matches('/')),
         }
     }
 }
@@ -61,21 +61,21 @@ pub(super) struct Folder {
     /// Path with a trailing `/`; empty for the repository's root.
     pub prefix: String,
     /// Configuration, tokenizer and templates.
-    pub texts: Vec<File>,
+    pub texts: Vec<RepoFile>,
     /// The shard index, if sharded.
-    pub index: Option<File>,
+    pub index: Option<RepoFile>,
     /// All its safetensors files.
-    weights: Vec<File>,
+    weights: Vec<RepoFile>,
 }
 
 impl Folder {
     /// All its files.
-    pub fn all(self) -> Vec<File> {
+    pub fn all(self) -> Vec<RepoFile> {
         [self.texts, self.weights, Vec::from_iter(self.index)].concat()
     }
 
     /// The weight files: the index's shards, or the only file of a folder without an index.
-    pub fn weights(&self, shards: Option<&[String]>, address: &Address) -> Result<Vec<File>, HubError> {
+    pub fn weights(&self, shards: Option<&[String]>, address: &Address) -> Result<Vec<RepoFile>, HubError> {
         let single = [SINGLE.to_owned()];
         let find = |name: &String| {
             let path = format!("{}{name}", self.prefix);
@@ -97,14 +97,14 @@ const SINGLE: &str = "model.safetensors";
 pub(super) struct GgufModel {
     /// Quantisation in the file name, if any.
     pub quant: Option<String>,
-    pub first: File,
+    pub first: RepoFile,
     /// The other shards, in order.
-    others: Vec<File>,
+    others: Vec<RepoFile>,
 }
 
 impl GgufModel {
     /// All files, in order.
-    pub fn files(&self) -> Vec<File> {
+    pub fn files(&self) -> Vec<RepoFile> {
         std::iter::once(&self.first).chain(&self.others).cloned().collect()
     }
 }
@@ -113,19 +113,19 @@ impl GgufModel {
 ///
 /// # Errors
 /// [`HubError::Choice`] if none or several match.
-pub(super) fn choose(files: &[File], address: &Address) -> Result<Choice, HubError> {
+pub(super) fn choose(files: &[RepoFile], address: &Address) -> Result<ModelFiles, HubError> {
     let root = match &address.path {
         Some(path) if files.iter().any(|file| file.path == *path) => return choose_file(files, path, address),
         Some(path) => format!("{path}/"),
         None => String::new(),
     };
-    let below: Vec<File> = files.iter().filter(|file| file.path.starts_with(&root)).cloned().collect();
+    let below: Vec<RepoFile> = files.iter().filter(|file| file.path.starts_with(&root)).cloned().collect();
     let models = gguf_models(&below);
     if !models.is_empty() {
-        return choose_gguf(models, address).map(Choice::Gguf);
+        return choose_gguf(models, address).map(ModelFiles::Gguf);
     }
     match (folder(&below, &root), &address.quant) {
-        (Some(folder), None) => Ok(Choice::Folder(folder)),
+        (Some(folder), None) => Ok(ModelFiles::Folder(folder)),
         (found, quant) => Err(HubError::Choice {
             address: address.to_string(),
             wanted: match quant {
@@ -140,7 +140,7 @@ pub(super) fn choose(files: &[File], address: &Address) -> Result<Choice, HubErr
 }
 
 /// The named file with its other shards.
-fn choose_file(files: &[File], path: &str, address: &Address) -> Result<Choice, HubError> {
+fn choose_file(files: &[RepoFile], path: &str, address: &Address) -> Result<ModelFiles, HubError> {
     let wrong = |wanted: String| HubError::Choice { address: address.to_string(), wanted, available: paths(files) };
     if let Some(quant) = &address.quant {
         return Err(wrong(format!("{path} is a file, so `:{quant}` chooses nothing")));
@@ -149,9 +149,9 @@ fn choose_file(files: &[File], path: &str, address: &Address) -> Result<Choice, 
         return Err(wrong(format!("{path} is no GGUF file")));
     }
     // Includes files whose names do not look like models.
-    let same: Vec<File> = files.iter().filter(|file| stem(&file.path).0 == stem(path).0).cloned().collect();
+    let same: Vec<RepoFile> = files.iter().filter(|file| stem(&file.path).0 == stem(path).0).cloned().collect();
     let model = group(&same).into_iter().find(|model| model.files().iter().any(|file| file.path == path));
-    model.map(Choice::Gguf).ok_or_else(|| wrong(format!("shards of {path} are missing")))
+    model.map(ModelFiles::Gguf).ok_or_else(|| wrong(format!("shards of {path} are missing")))
 }
 
 fn choose_gguf(mut models: Vec<GgufModel>, address: &Address) -> Result<GgufModel, HubError> {
@@ -182,8 +182,8 @@ fn choose_gguf(mut models: Vec<GgufModel>, address: &Address) -> Result<GgufMode
 }
 
 /// Complete GGUF models by path. Excludes vision projectors and importance matrices.
-pub(super) fn gguf_models(files: &[File]) -> Vec<GgufModel> {
-    let is_model = |file: &&File| {
+pub(super) fn gguf_models(files: &[RepoFile]) -> Vec<GgufModel> {
+    let is_model = |file: &&RepoFile| {
         let name = file.path.rsplit('/').next().unwrap_or_default().to_lowercase();
         !name.contains("mmproj") && !name.contains("imatrix")
     };
@@ -191,16 +191,16 @@ pub(super) fn gguf_models(files: &[File]) -> Vec<GgufModel> {
 }
 
 /// Groups shards and skips incomplete groups.
-fn group(files: &[File]) -> Vec<GgufModel> {
-    let mut groups: BTreeMap<(String, u32), BTreeMap<u32, File>> = BTreeMap::new();
+fn group(files: &[RepoFile]) -> Vec<GgufModel> {
+    let mut groups: BTreeMap<(String, u32), BTreeMap<u32, RepoFile>> = BTreeMap::new();
     for file in files.iter().filter(|file| is_gguf(&file.path)) {
         let (stem, [shard, n_shards]) = stem(&file.path);
         groups.entry((stem.into(), n_shards)).or_default().insert(shard, file.clone());
     }
     let is_whole =
-        |shards: &BTreeMap<u32, File>, n: u32| shards.len() as u64 == u64::from(n) && !shards.contains_key(&0);
+        |shards: &BTreeMap<u32, RepoFile>, n: u32| shards.len() as u64 == u64::from(n) && !shards.contains_key(&0);
     let whole = groups.into_iter().filter(|((_, n), shards)| is_whole(shards, *n));
-    let model = |((stem, _), shards): ((String, u32), BTreeMap<u32, File>)| {
+    let model = |((stem, _), shards): ((String, u32), BTreeMap<u32, RepoFile>)| {
         let mut shards = shards.into_values();
         Some(GgufModel { quant: quant(&stem), first: shards.next()?, others: shards.collect() })
     };
@@ -208,11 +208,11 @@ fn group(files: &[File]) -> Vec<GgufModel> {
 }
 
 /// The model folder at `root`, if it is one.
-pub(super) fn folder(files: &[File], root: &str) -> Option<Folder> {
+pub(super) fn folder(files: &[RepoFile], root: &str) -> Option<Folder> {
     let find = |name: &str| files.iter().find(|file| file.path.strip_prefix(root) == Some(name)).cloned();
     find(crate::load::CONFIG)?;
-    let in_it = |file: &&File| file.path.strip_prefix(root).is_some_and(|name| !name.contains('/'));
-    let weights: Vec<File> =
+    let in_it = |file: &&RepoFile| file.path.strip_prefix(root).is_some_and(|name| !name.contains('/'));
+    let weights: Vec<RepoFile> =
         files.iter().filter(in_it).filter(|file| file.path.ends_with(".safetensors")).cloned().collect();
     let index = find(crate::load::INDEX);
     if weights.is_empty() || (index.is_none() && find(SINGLE).is_none()) {
@@ -222,7 +222,7 @@ pub(super) fn folder(files: &[File], root: &str) -> Option<Folder> {
     Some(Folder { prefix: root.into(), texts: texts.collect(), index, weights })
 }
 
-fn paths(files: &[File]) -> Vec<String> {
+fn paths(files: &[RepoFile]) -> Vec<String> {
     files.iter().map(|file| file.path.clone()).collect()
 }
 
@@ -273,17 +273,17 @@ mod tests {
     use super::*;
 
     fn chosen(paths: &[&str], address: &str) -> Result<Vec<String>, String> {
-        let files: Vec<File> =
-            paths.iter().map(|path| File { path: path.to_string(), size: None, digest: None }).collect();
+        let files: Vec<RepoFile> =
+            paths.iter().map(|path| RepoFile { path: path.to_string(), size: None, digest: None }).collect();
         match choose(&files, &address.parse().unwrap()) {
-            Ok(Choice::Gguf(model)) => Ok(super::paths(&model.files())),
-            Ok(Choice::Folder(folder)) => Ok([super::paths(&folder.texts), super::paths(&folder.weights)].concat()),
+            Ok(ModelFiles::Gguf(model)) => Ok(super::paths(&model.files())),
+            Ok(ModelFiles::Folder(folder)) => Ok([super::paths(&folder.texts), super::paths(&folder.weights)].concat()),
             Err(error) => Err(error.to_string()),
         }
     }
 
     #[test]
-    fn names_say_the_quantisation() {
+    fn quantisation_is_read_from_the_file_name() {
         for (name, want) in [
             ("Qwen3-0.6B-Q8_0", Some("Q8_0")),
             ("tinyllama-1.1b-chat-v1.0.Q4_K_M", Some("Q4_K_M")),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_quantisation_or_the_one_named_is_taken() {
+    fn default_or_named_quantisation_is_chosen() {
         let files =
             ["README.md", "m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-F16.gguf", "mmproj-m-Q4_K_M.gguf", "m.imatrix.gguf"];
         assert_eq!(chosen(&files, "hf:a/b").unwrap(), ["m-Q4_K_M.gguf"]);
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ambiguous_is_listed() {
+    fn ambiguous_choice_lists_its_candidates() {
         let files = ["small-Q4_0.gguf", "large-Q4_0.gguf", "large-Q8_0.gguf"];
         let several = chosen(&files, "hf:a/b").unwrap_err();
         assert!(several.ends_with("there are large-Q4_0.gguf, small-Q4_0.gguf"), "{several}");
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_come_together_or_not_at_all() {
+    fn shards_are_chosen_only_as_a_complete_set() {
         let files = ["q8/m-Q8_0-00002-of-00002.gguf", "q8/m-Q8_0-00001-of-00002.gguf", "m-F16-00001-of-00003.gguf"];
         let both = ["q8/m-Q8_0-00001-of-00002.gguf", "q8/m-Q8_0-00002-of-00002.gguf"];
         assert_eq!(chosen(&files, "hf:a/b").unwrap(), both);
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_taken_where_there_is_no_gguf_file() {
+    fn safetensors_folder_is_chosen_without_a_gguf_file() {
         let files = ["config.json", "tokenizer.json", "model.safetensors", "onnx/model.onnx", "pytorch_model.bin"];
         assert_eq!(chosen(&files, "hf:a/b").unwrap(), ["config.json", "tokenizer.json", "model.safetensors"]);
         assert!(chosen(&files, "hf:a/b:Q4_0").unwrap_err().contains("is in safetensors"));

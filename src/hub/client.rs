@@ -19,7 +19,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 const MAX_LIST_BYTES: u64 = 64 << 20;
 
 /// An HTTP client for one hub.
-pub(super) struct Client {
+pub(super) struct HubClient {
     agent: Agent,
     /// The hub's base URL, without a trailing slash.
     endpoint: String,
@@ -28,28 +28,28 @@ pub(super) struct Client {
 }
 
 /// The response to a file request.
-pub(super) struct Answer {
+pub(super) struct FileResponse {
     pub body: Body,
     /// Offset of a partial response's content in the file.
     pub range_start: Option<u64>,
     /// The file's properties from the headers of all redirects.
-    pub said: Said,
+    pub said: FileProperties,
 }
 
 /// A file's properties from headers.
 #[derive(Default)]
-pub(super) struct Said {
+pub(super) struct FileProperties {
     pub size: Option<u64>,
     pub digest: Option<Digest>,
 }
 
-enum Step {
+enum FetchStep {
     Done(Box<ureq::http::Response<Body>>),
     Redirect(HeaderMap, String),
 }
 
-impl Client {
-    pub fn new(endpoint: &str, token: Option<String>) -> Client {
+impl HubClient {
+    pub fn new(endpoint: &str, token: Option<String>) -> HubClient {
         let config = Agent::config_builder()
             .user_agent(USER_AGENT)
             .http_status_as_error(false)
@@ -59,7 +59,7 @@ impl Client {
             .timeout_recv_response(Some(SILENCE))
             .timeout_per_read(Some(SILENCE));
         let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
-        Client { agent: config.build().into(), endpoint: endpoint.trim_end_matches('/').into(), token }
+        HubClient { agent: config.build().into(), endpoint: endpoint.trim_end_matches('/').into(), token }
     }
 
     pub fn endpoint(&self) -> &str {
@@ -103,30 +103,30 @@ impl Client {
     }
 
     /// A file's properties, without its content.
-    pub fn describe(&self, url: &str) -> Result<Said, HubError> {
+    pub fn describe(&self, url: &str) -> Result<FileProperties, HubError> {
         let mut at = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
             let request = self.agent.head(&at);
             let sent = self.authorised(request, &at).call();
             let response = sent.map_err(|error| connection(url, &error))?;
             match self.judge(url, &at, response)? {
-                Step::Redirect(_, next) if self.is_own(&next) => at = next,
+                FetchStep::Redirect(_, next) if self.is_own(&next) => at = next,
                 // The content's host may not know its digest.
-                Step::Redirect(headers, _) => return Ok(said(&headers)),
-                Step::Done(response) => return Ok(said(response.headers())),
+                FetchStep::Redirect(headers, _) => return Ok(said(&headers)),
+                FetchStep::Done(response) => return Ok(said(response.headers())),
             }
         }
         Err(too_many(url))
     }
 
     /// A file's content from `start`, or all of it if the server ignores ranges.
-    pub fn file(&self, url: &str, start: u64) -> Result<Answer, HubError> {
-        let mut told = Said::default();
+    pub fn file(&self, url: &str, start: u64) -> Result<FileResponse, HubError> {
+        let mut told = FileProperties::default();
         let response = self.follow(
             url,
             |at| self.step(at, Some(start).filter(|start| *start > 0)),
             |headers| {
-                let Said { size, digest } = linked(headers);
+                let FileProperties { size, digest } = linked(headers);
                 told.size = told.size.or(size);
                 told.digest = told.digest.take().or(digest);
             },
@@ -135,7 +135,7 @@ impl Client {
             206 => Some(range_start(url, response.headers())?),
             _ => None,
         };
-        Ok(Answer { range_start, body: response.into_body(), said: told })
+        Ok(FileResponse { range_start, body: response.into_body(), said: told })
     }
 
     /// Sends a request and follows redirects; `on_redirect` receives each redirect's headers.
@@ -148,8 +148,8 @@ impl Client {
         let mut at = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
             match self.judge(url, &at, send(&at)?)? {
-                Step::Done(response) => return Ok(*response),
-                Step::Redirect(headers, next) => {
+                FetchStep::Done(response) => return Ok(*response),
+                FetchStep::Redirect(headers, next) => {
                     on_redirect(&headers);
                     at = next;
                 }
@@ -181,16 +181,16 @@ impl Client {
     }
 
     /// Classifies a response: content, redirect, or error.
-    fn judge(&self, url: &str, at: &str, response: ureq::http::Response<Body>) -> Result<Step, HubError> {
+    fn judge(&self, url: &str, at: &str, response: ureq::http::Response<Body>) -> Result<FetchStep, HubError> {
         let (status, headers) = (response.status().as_u16(), response.headers());
         let message = words(headers);
         let url = url.to_owned();
         match status {
-            200 | 206 => Ok(Step::Done(Box::new(response))),
+            200 | 206 => Ok(FetchStep::Done(Box::new(response))),
             301 | 302 | 303 | 307 | 308 => {
                 let location = headers.get(LOCATION).and_then(|location| location.to_str().ok()).unwrap_or_default();
                 match next(at, location) {
-                    Some(next) => Ok(Step::Redirect(headers.clone(), next)),
+                    Some(next) => Ok(FetchStep::Redirect(headers.clone(), next)),
                     None => Err(HubError::Answer {
                         url,
                         field: "location".into(),
@@ -243,19 +243,19 @@ fn next(at: &str, location: &str) -> Option<String> {
 }
 
 /// The properties of the linked content.
-fn linked(headers: &HeaderMap) -> Said {
+fn linked(headers: &HeaderMap) -> FileProperties {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    Said {
+    FileProperties {
         size: text("x-linked-size").and_then(|size| size.parse().ok()),
         digest: text("x-linked-etag").and_then(Digest::of_etag),
     }
 }
 
 /// The same, falling back to the response's own headers.
-fn said(headers: &HeaderMap) -> Said {
+fn said(headers: &HeaderMap) -> FileProperties {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let Said { size, digest } = linked(headers);
-    Said {
+    let FileProperties { size, digest } = linked(headers);
+    FileProperties {
         size: size.or_else(|| text("content-length").and_then(|size| size.parse().ok())),
         digest: digest.or_else(|| text(ETAG.as_str()).and_then(Digest::of_etag)),
     }
@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redirects_lead_where_they_say() {
+    fn redirect_is_resolved_and_a_downgrade_is_refused() {
         let at = "https://hub.example:8443/a/b?c";
         for (location, want) in [
             ("/x/y", Some("https://hub.example:8443/x/y")),
@@ -342,8 +342,8 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_the_hub_s_own_by_scheme_name_and_port() {
-        let client = Client::new("https://hub.example/", Some("secret".into()));
+    fn hub_host_is_matched_by_scheme_name_and_port() {
+        let client = HubClient::new("https://hub.example/", Some("secret".into()));
         for (url, is_own) in [
             ("https://hub.example/x", true),
             ("https://HUB.example:443/x", true),
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_told_in_clear_by_http_to_other_machines() {
+    fn token_over_http_to_another_machine_is_unencrypted() {
         for (endpoint, is_told) in [
             ("http://hub.example", true),
             ("HTTP://10.0.0.1:8080/mirror", true),
@@ -370,14 +370,14 @@ mod tests {
             ("http://127.1.2.3", false),
             ("http://[::1]:8080", false),
         ] {
-            assert_eq!(Client::new(endpoint, Some("secret".into())).tells_token_in_clear(), is_told, "{endpoint}");
-            assert!(!Client::new(endpoint, None).tells_token_in_clear());
+            assert_eq!(HubClient::new(endpoint, Some("secret".into())).tells_token_in_clear(), is_told, "{endpoint}");
+            assert!(!HubClient::new(endpoint, None).tells_token_in_clear());
         }
     }
 
     #[test]
-    fn paths_are_escaped() {
-        let client = Client::new("http://h", None);
+    fn url_paths_are_percent_encoded() {
+        let client = HubClient::new("http://h", None);
         assert_eq!(client.file_url("a/b", "c", "d e/ü#?.gguf"), "http://h/a/b/resolve/c/d%20e/%C3%BC%23%3F.gguf");
         assert_eq!(client.list_url("a/b", "refs/pr/1"), "http://h/api/models/a/b/revision/refs%2Fpr%2F1?blobs=true");
     }

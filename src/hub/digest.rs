@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digests_are_those_of_git_and_of_lfs() {
+    fn digests_match_git_and_git_lfs() {
         // `printf 'hello\n' | git hash-object --stdin` and `| sha256sum`.
         for digest in [
             Digest::git("ce013625030ba8dba906f756967f9e9ca394464a").unwrap(),

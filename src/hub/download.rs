@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::client::{Answer, Client};
+use super::client::{FileResponse, HubClient};
 use super::digest::{Digest, Sum};
 use super::patience::Patience;
 use crate::error::{Error, HubError};
@@ -12,23 +12,23 @@ use crate::error::{Error, HubError};
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// A file to download.
-pub(super) struct Wanted<'a> {
+pub(super) struct FileDownload<'a> {
     pub url: String,
     pub size: u64,
     pub digest: &'a Digest,
 }
 
 /// A partial file.
-struct Part {
+struct PartialFile {
     path: PathBuf,
     file: File,
     size: u64,
     sum: Sum,
 }
 
-impl Part {
+impl PartialFile {
     /// Opens the partial file of an earlier run, or an empty one.
-    fn open(path: PathBuf, wanted: &Wanted<'_>) -> Result<Part, Error> {
+    fn open(path: PathBuf, wanted: &FileDownload<'_>) -> Result<PartialFile, Error> {
         let io = |source| Error::Io { path: path.clone(), source };
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(io)?;
@@ -50,11 +50,11 @@ impl Part {
             sum.add(&buffer[..n]);
             left -= n as u64;
         }
-        Ok(Part { path, file, size: size - left, sum })
+        Ok(PartialFile { path, file, size: size - left, sum })
     }
 
     /// Starts over.
-    fn clear(&mut self, wanted: &Wanted<'_>) -> Result<(), Error> {
+    fn clear(&mut self, wanted: &FileDownload<'_>) -> Result<(), Error> {
         let cleared = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
         cleared.map_err(|source| Error::Io { path: self.path.clone(), source })?;
         self.size = 0;
@@ -62,7 +62,7 @@ impl Part {
         Ok(())
     }
 
-    fn add(&mut self, bytes: &[u8], wanted: &Wanted<'_>) -> Result<(), Error> {
+    fn add(&mut self, bytes: &[u8], wanted: &FileDownload<'_>) -> Result<(), Error> {
         self.file.write_all(bytes).map_err(|source| match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 Error::Hub(HubError::DiskFull { path: self.path.clone(), missing_bytes: wanted.size - self.size })
@@ -82,17 +82,17 @@ impl Part {
 /// # Errors
 /// [`HubError`] for files; [`Error::Io`] if it cannot be written.
 pub(super) fn download(
-    client: &Client,
-    wanted: &Wanted<'_>,
+    client: &HubClient,
+    wanted: &FileDownload<'_>,
     blob: &Path,
     patience: &mut Patience<'_>,
     on_size: &mut dyn FnMut(u64),
 ) -> Result<(), Error> {
     let mut path = blob.as_os_str().to_owned();
     path.push(".incomplete");
-    let mut part = Part::open(path.into(), wanted)?;
+    let mut part = PartialFile::open(path.into(), wanted)?;
     let completed = complete(client, wanted, &mut part, patience, on_size);
-    let Part { path, file, size, .. } = part;
+    let PartialFile { path, file, size, .. } = part;
     let io = |source| Error::Io { path: blob.into(), source };
     // Sync before renaming, so that the name never precedes the content.
     let synced = completed.and_then(|()| file.sync_all().map_err(io));
@@ -111,9 +111,9 @@ pub(super) fn download(
 
 /// Requests until the file is complete with the right digest.
 fn complete(
-    client: &Client,
-    wanted: &Wanted<'_>,
-    part: &mut Part,
+    client: &HubClient,
+    wanted: &FileDownload<'_>,
+    part: &mut PartialFile,
     patience: &mut Patience<'_>,
     on_size: &mut dyn FnMut(u64),
 ) -> Result<(), Error> {
@@ -148,12 +148,17 @@ fn complete(
 }
 
 /// Requests and appends the missing bytes.
-fn receive(client: &Client, wanted: &Wanted<'_>, part: &mut Part, on_size: &mut dyn FnMut(u64)) -> Result<(), Error> {
+fn receive(
+    client: &HubClient,
+    wanted: &FileDownload<'_>,
+    part: &mut PartialFile,
+    on_size: &mut dyn FnMut(u64),
+) -> Result<(), Error> {
     if part.size == wanted.size {
         return Ok(());
     }
     let url = &wanted.url;
-    let Answer { body, range_start, said } = client.file(url, part.size)?;
+    let FileResponse { body, range_start, said } = client.file(url, part.size)?;
     if let Some(found) = said.size.filter(|size| *size != wanted.size) {
         return Err(HubError::Size { url: url.clone(), expected: wanted.size, found }.into());
     }

@@ -245,7 +245,7 @@ pub fn matvec(rec: &mut Recorder, linear: &Linear, x: &Tensor, y: &Tensor) -> Re
 }
 
 /// Invocations that share rows at most.
-const MOST_LANES: u32 = 64;
+const MAX_LANES: u32 = 64;
 /// Invocations of a workgroup of `matvec` and `gate_up`.
 const WG: u32 = 64;
 /// The same with one column: twice as many rows share what the workgroup reads of `x`, for which an H100 took 0.87 to 0.93 of
@@ -343,7 +343,7 @@ pub(crate) fn usual(target: &Target, kernel: &Kernel, w: &Matrix, n_tokens: u32)
         // more than there are blocks to share out.
         tier => {
             let wanted = (BUSY / w.rows().div_ceil(ROWS)).next_power_of_two();
-            Choice { tier, size: wanted.clamp(LEAST_LANES, MOST_LANES).min(w.blocks().next_power_of_two()) }
+            Choice { tier, size: wanted.clamp(LEAST_LANES, MAX_LANES).min(w.blocks().next_power_of_two()) }
         }
     }
 }
@@ -360,7 +360,7 @@ pub(crate) fn is_sound(target: &Target, kernel: &Kernel, w: &Matrix, choice: Cho
         let has_size = choice.tier == Tier::Scalar || Tile::of(choice).is_some();
         (has_size, tile_rounds(choice.tier, w.cols()))
     } else {
-        let has_size = choice.size.is_power_of_two() && choice.size <= MOST_LANES;
+        let has_size = choice.size.is_power_of_two() && choice.size <= MAX_LANES;
         (has_size, rounds(w) / u64::from(choice.size.max(1)))
     };
     has_tier

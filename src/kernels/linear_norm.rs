@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 /// Rows of `y` that a workgroup takes.
 const ROWS: u32 = 16;
 /// Columns of `y` that a workgroup may have, in one step in the `scalar` tier.
-const MOST_COLS: u32 = 1024;
+const MAX_COLS: u32 = 1024;
 
 /// Records `y = norm(y + x wᵀ (+ bias))`, or without `y` if `linear` does not accumulate: what ends each half of a layer
 /// in encoders that normalise behind it. Shader: `shaders/linear_norm.wgsl`.
@@ -80,8 +80,8 @@ pub fn linear_norm(rec: &mut Recorder, linear: &Linear, norm: &LayerNorm, x: &Te
 /// Whether one dispatch takes the product with its norm.
 fn takes_whole(linear: &Linear) -> bool {
     // At most four steps of columns along K by elements, and the rows' own loops.
-    let rounds = 5 * u64::from(linear.w.cols()) + u64::from(MOST_COLS);
-    linear.w.rows() <= MOST_COLS
+    let rounds = 5 * u64::from(linear.w.cols()) + u64::from(MAX_COLS);
+    linear.w.rows() <= MAX_COLS
         && linear.w.n_slabs() == 1
         && linear.activation.is_none()
         && rounds <= u64::from(LOOP_ROUNDS)

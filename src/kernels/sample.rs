@@ -46,7 +46,7 @@ impl Sampling {
     pub const WORDS: u32 = sampling::SETTINGS;
 
     /// Pairs of ids and biases that passes have room for.
-    pub const MOST_BIASES: u32 = 1024;
+    pub const MAX_BIASES: u32 = 1024;
 
     /// Whether `candidates` makes lists of the top k of each part of so many logits.
     pub(crate) fn has_lists(&self, n_vocab: u32) -> bool {

@@ -19,7 +19,7 @@ pub const NO_ITEM: u32 = u32::MAX;
 /// walk.
 const LONGEST_PART: u32 = 1 << 16;
 /// Lists of a row that [`merge_top`] takes at most, for the same reason.
-const MOST_SPLITS: u32 = 128;
+const MAX_SPLITS: u32 = 128;
 
 /// A strip of items whose scores come to [`select_top`].
 #[derive(Clone, Copy, Debug)]
@@ -98,11 +98,11 @@ pub fn merge_top(rec: &mut Recorder, lists: &Tensor, best: &Tensor) -> Result<()
 /// S and K of lists.
 fn splits_and_k(kernel: &'static str, lists: &Tensor) -> Result<[u32; 2], Error> {
     match *lists.shape() {
-        [_, n_splits, k, 2] if n_splits <= MOST_SPLITS && k <= MAX_TOP => Ok([n_splits, k]),
+        [_, n_splits, k, 2] if n_splits <= MAX_SPLITS && k <= MAX_TOP => Ok([n_splits, k]),
         _ => Err(Error::Operand {
             kernel,
             operand: "lists",
-            expected: format!("of shape [B, S, K, 2] with at most {MOST_SPLITS} for S and {MAX_TOP} for K"),
+            expected: format!("of shape [B, S, K, 2] with at most {MAX_SPLITS} for S and {MAX_TOP} for K"),
             found: format!("of shape {:?}", lists.shape()),
         }),
     }

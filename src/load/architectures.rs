@@ -26,7 +26,7 @@ mod smollm3;
 
 pub(super) use refused::refused;
 
-use super::catalog::{Catalog, Stored};
+use super::catalog::{Catalog, FileLayout};
 use super::keys::{Key, Keys};
 use super::scaling;
 use crate::error::Error;
@@ -49,9 +49,9 @@ pub(super) struct Architecture {
     /// number.
     pub gguf_names: &'static [(&'static str, &'static str)],
     /// The layout of a tensor in published checkpoints, by its GGUF name and the number of heads.
-    pub stored: fn(&str, u32) -> Stored,
+    pub stored: fn(&str, u32) -> FileLayout,
     /// The same for GGUF files.
-    pub gguf_stored: fn(&str, u32) -> Stored,
+    pub gguf_stored: fn(&str, u32) -> FileLayout,
     /// Whether embedding and head are tied by default in a `config.json`.
     pub tied: bool,
     /// The key of the norms' epsilon, and the default of a `config.json`.

@@ -23,22 +23,22 @@ use crate::xxh64::Xxh64;
 /// Tensors by GGUF name, with their locations.
 #[derive(Clone, Debug, Default)]
 pub struct Catalog {
-    tensors: HashMap<String, Entry>,
+    tensors: HashMap<String, CatalogEntry>,
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct CatalogEntry {
     /// Number of its file.
     file: usize,
     info: TensorInfo,
-    stored: Stored,
+    stored: FileLayout,
     /// The tensor with its scales and that tensor's file number; see [`mxfp4`].
     scales: Option<(usize, TensorInfo)>,
     /// Whether it counts towards the weights' digest.
     is_told: bool,
 }
 
-impl Entry {
+impl CatalogEntry {
     /// Digest of the tensor from the hash of its bytes, scales first.
     fn told(&self, mut bytes: Xxh64) -> u64 {
         let TensorInfo { name, shape, block_type, .. } = &self.info;
@@ -55,9 +55,9 @@ impl Entry {
     }
 }
 
-impl Entry {
+impl CatalogEntry {
     /// Its part for expert `i` of `n`, if the file stores experts contiguously.
-    fn of_expert(&self, [i, n]: [u32; 2]) -> Option<Entry> {
+    fn of_expert(&self, [i, n]: [u32; 2]) -> Option<CatalogEntry> {
         let [i, n] = [i, n].map(u64::from);
         let cut = |info: &TensorInfo| {
             let mut part = info.clone();
@@ -71,12 +71,12 @@ impl Entry {
             Some((file, scales)) => Some((*file, cut(scales)?)),
             None => None,
         };
-        Some(Entry { info: cut(&self.info)?, scales, ..self.clone() })
+        Some(CatalogEntry { info: cut(&self.info)?, scales, ..self.clone() })
     }
 }
 
-impl Entry {
-    /// See [`Entry::told`]: from the files' bytes.
+impl CatalogEntry {
+    /// See [`CatalogEntry::told`]: from the files' bytes.
     fn digest_of_files(&self, files: &[FileBytes]) -> u64 {
         const PIECE: usize = 4 << 20;
         let mut digest = Xxh64::new();
@@ -96,7 +96,7 @@ impl Entry {
 
 /// The layout of a tensor in the file relative to the kernels'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stored {
+pub(super) enum FileLayout {
     /// The same.
     AsRead,
     /// Each value minus 1: Gemma's norms.
@@ -122,19 +122,19 @@ pub(super) enum Stored {
     NegativeLog,
 }
 
-impl Stored {
+impl FileLayout {
     /// The bytes of a whole tensor in the kernels' row order; `None` if they already are.
     pub(super) fn ordered(self, info: &TensorInfo, bytes: &[u8]) -> Option<Vec<u8>> {
         let rows = info.shape.first().copied().unwrap_or(1) as usize;
         match self {
-            Stored::AsRead | Stored::LessOne | Stored::NegativeLog | Stored::Paired => None,
-            Stored::Transposed => {
+            FileLayout::AsRead | FileLayout::LessOne | FileLayout::NegativeLog | FileLayout::Paired => None,
+            FileLayout::Transposed => {
                 let cols = info.shape.get(1).copied().unwrap_or(1) as usize;
                 let size = bytes.len() / (rows * cols);
                 let at = |i: usize| &bytes[(i % rows * cols + i / rows) * size..][..size];
                 Some((0..rows * cols).flat_map(at).copied().collect())
             }
-            Stored::ExpertsTransposed { paired } => {
+            FileLayout::ExpertsTransposed { paired } => {
                 // A vector per expert is a one-column matrix.
                 let [n_experts, cols, rows] = match info.shape[..] {
                     [n_experts, cols, rows] => [n_experts, cols, rows],
@@ -150,7 +150,7 @@ impl Stored {
                 };
                 Some((0..n_experts * cols * rows).flat_map(at).copied().collect())
             }
-            Stored::ByHead { n_heads, kinds } => {
+            FileLayout::ByHead { n_heads, kinds } => {
                 // A head's rows of one kind are contiguous.
                 let (n_heads, n_kinds) = (n_heads as usize, kinds.len());
                 let size = rows / (n_kinds * n_heads) * (bytes.len() / rows);
@@ -163,8 +163,8 @@ impl Stored {
 
 impl Catalog {
     /// Adds a tensor of file number `file` under its GGUF name.
-    pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo, stored: Stored) {
-        self.tensors.insert(name, Entry { file, info, stored, scales: None, is_told: true });
+    pub(super) fn insert(&mut self, name: String, file: usize, info: TensorInfo, stored: FileLayout) {
+        self.tensors.insert(name, CatalogEntry { file, info, stored, scales: None, is_told: true });
     }
 
     /// Adds a tensor with the rows of two of a layer's tensors, half each.
@@ -176,7 +176,12 @@ impl Catalog {
         }
         for (i, name) in names.into_iter().enumerate() {
             let offset = info.offset + i as u64 * half.size_bytes;
-            self.insert(format!("{layer}.{name}.weight"), file, TensorInfo { offset, ..half.clone() }, Stored::AsRead);
+            self.insert(
+                format!("{layer}.{name}.weight"),
+                file,
+                TensorInfo { offset, ..half.clone() },
+                FileLayout::AsRead,
+            );
         }
     }
 
@@ -192,8 +197,8 @@ impl Catalog {
         paired: bool,
     ) -> Result<(), Error> {
         let info = mxfp4::joined(&blocks.name, blocks, &scales.1)?;
-        let stored = if paired { Stored::Paired } else { Stored::AsRead };
-        self.tensors.insert(name, Entry { file, info, stored, scales: Some(scales), is_told: true });
+        let stored = if paired { FileLayout::Paired } else { FileLayout::AsRead };
+        self.tensors.insert(name, CatalogEntry { file, info, stored, scales: Some(scales), is_told: true });
         Ok(())
     }
 
@@ -207,7 +212,7 @@ impl Catalog {
     /// The rows of a table, if the file stores each contiguously.
     pub(crate) fn table_rows(&self, name: &str) -> Option<TableRows> {
         let entry = self.tensors.get(name)?;
-        (entry.stored == Stored::AsRead && entry.scales.is_none()).then(|| TableRows { entry: entry.clone() })
+        (entry.stored == FileLayout::AsRead && entry.scales.is_none()).then(|| TableRows { entry: entry.clone() })
     }
 
     /// Names of the tensors of layers from `first` on.
@@ -228,7 +233,7 @@ impl Catalog {
     }
 
     /// All tensors by GGUF name, with file number and layout.
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, usize, &TensorInfo, Stored)> {
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, usize, &TensorInfo, FileLayout)> {
         self.tensors.iter().map(|(name, entry)| (name.as_str(), entry.file, &entry.info, entry.stored))
     }
 
@@ -275,11 +280,11 @@ impl Catalog {
 
 impl WeightSource for Catalog {
     fn describe(&self, name: &str) -> Option<SourceTensor> {
-        let Entry { info, stored, .. } = self.tensors.get(name)?;
+        let CatalogEntry { info, stored, .. } = self.tensors.get(name)?;
         let mut shape = info.shape.clone();
         match (stored, &mut shape[..]) {
-            (Stored::Transposed, shape) => shape.reverse(),
-            (Stored::ExpertsTransposed { .. }, [_, cols, rows]) => std::mem::swap(cols, rows),
+            (FileLayout::Transposed, shape) => shape.reverse(),
+            (FileLayout::ExpertsTransposed { .. }, [_, cols, rows]) => std::mem::swap(cols, rows),
             _ => {}
         }
         // Depthwise convolutions have one input per channel.
@@ -350,7 +355,7 @@ pub(super) fn floats(tensor: &TensorInfo, data: &[u8]) -> Result<Vec<f32>, Error
 /// Rows of a table that stays on disk.
 #[derive(Clone, Debug)]
 pub(crate) struct TableRows {
-    entry: Entry,
+    entry: CatalogEntry,
 }
 
 impl TableRows {
@@ -366,7 +371,7 @@ impl TableRows {
     /// [`Error::Format`] if the table is past its file's end; [`Error::Operand`] for more rows than the matrix has;
     /// errors of [`Device::write`].
     pub async fn write(&self, device: &Device, files: &WeightFiles, numbers: &[u32], to: &Matrix) -> Result<(), Error> {
-        let Entry { file, info, .. } = &self.entry;
+        let CatalogEntry { file, info, .. } = &self.entry;
         let row_bytes = (info.size_bytes / self.len()) as usize;
         // Two rows may share a word of tails.
         let mut rows = vec![0; numbers.len().next_multiple_of(2) * row_bytes];
@@ -389,7 +394,7 @@ impl TableRows {
 
 /// The next bytes that an upload needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct NeededRange {
     /// Number of the file.
     pub file: usize,
     /// Offset of the first byte.
@@ -403,7 +408,7 @@ pub(crate) struct Wanted {
 #[derive(Clone)]
 pub(crate) struct Feed {
     /// Tensors in file order, with scales before their quants.
-    items: Vec<(Entry, Destination)>,
+    items: Vec<(CatalogEntry, Destination)>,
     /// Scales of the current tensor received so far; all precede its blocks.
     scales: Vec<u8>,
     /// The current tensor, and its bytes received so far.
@@ -437,7 +442,7 @@ impl Feed {
     ) -> Feed {
         let found = destinations.filter_map(|(name, place)| {
             let entry = catalog.tensors.get(name)?;
-            Some((Entry { is_told: entry.is_told && is_told(name), ..entry.clone() }, place))
+            Some((CatalogEntry { is_told: entry.is_told && is_told(name), ..entry.clone() }, place))
         });
         Feed { digest: Some(0), ..Feed::of(found.collect()) }
     }
@@ -462,9 +467,9 @@ impl Feed {
         Ok(Feed::of(parts.into_iter().map(item).collect::<Result<_, _>>()?))
     }
 
-    fn of(mut items: Vec<(Entry, Destination)>) -> Feed {
+    fn of(mut items: Vec<(CatalogEntry, Destination)>) -> Feed {
         crate::sort::by_key(&mut items, |(entry, _)| (entry.file, entry.info.offset));
-        let scales_bytes = |entry: &Entry| entry.scales.as_ref().map_or(0, |(_, scales)| scales.size_bytes);
+        let scales_bytes = |entry: &CatalogEntry| entry.scales.as_ref().map_or(0, |(_, scales)| scales.size_bytes);
         let total_bytes = items.iter().map(|(entry, _)| entry.info.size_bytes + scales_bytes(entry)).sum();
         let edges = TailEdges::default();
         Feed {
@@ -508,10 +513,10 @@ impl Feed {
     }
 
     /// The next bytes needed; `None` at the end.
-    pub fn wanted(&self) -> Option<Wanted> {
+    pub fn wanted(&self) -> Option<NeededRange> {
         let (file, info) = self.in_progress()?;
         let done = if self.takes_scales() { self.scales.len() as u64 } else { self.done };
-        Some(Wanted { file, offset: info.offset + done, len: info.size_bytes - done })
+        Some(NeededRange { file, offset: info.offset + done, len: info.size_bytes - done })
     }
 
     /// The current tensor.
@@ -606,7 +611,7 @@ impl Feed {
         return self.take_piece(device, files);
         #[cfg(target_arch = "wasm32")]
         match self.wanted() {
-            Some(Wanted { file, offset, len }) => {
+            Some(NeededRange { file, offset, len }) => {
                 let bytes = files.read(file, offset, len).await?;
                 self.take(device, file, offset, &bytes).map(|()| true)
             }
@@ -638,7 +643,7 @@ impl Feed {
         std::mem::take(&mut self.uploaded_bytes)
     }
 
-    /// Pushes bytes at [`Wanted::offset`], at most [`Wanted::len`].
+    /// Pushes bytes at [`NeededRange::offset`], at most [`NeededRange::len`].
     ///
     /// # Errors
     /// Errors of [`Device::write`].
@@ -703,7 +708,7 @@ impl Feed {
         let row_bytes = match place {
             // An expert's rows, to be reordered.
             _ if entry.scales.is_some() => (info.size_bytes / info.shape.first().copied().unwrap_or(1)) as usize,
-            Destination::Rows { .. } if matches!(entry.stored, Stored::AsRead | Stored::LessOne) => {
+            Destination::Rows { .. } if matches!(entry.stored, FileLayout::AsRead | FileLayout::LessOne) => {
                 (info.size_bytes / n_rows(info)) as usize
             }
             // The whole tensor at once.
@@ -745,17 +750,17 @@ impl Feed {
 }
 
 /// Rows from `first_row` on in GGUF's layout: joins quants and scales.
-fn repacked<'a>(entry: &Entry, first_row: u32, bytes: &'a [u8], scales: &[u8]) -> Cow<'a, [u8]> {
+fn repacked<'a>(entry: &CatalogEntry, first_row: u32, bytes: &'a [u8], scales: &[u8]) -> Cow<'a, [u8]> {
     let Some([rows, groups]) = entry.groups() else { return Cow::Borrowed(bytes) };
     let first = first_row as usize * groups;
     let of_rows = &scales[first..first + bytes.len() / mxfp4::GROUP];
-    Cow::Owned(mxfp4::repacked(bytes, of_rows, [rows, groups], entry.stored == Stored::Paired))
+    Cow::Owned(mxfp4::repacked(bytes, of_rows, [rows, groups], entry.stored == FileLayout::Paired))
 }
 
 /// Writes whole rows of a tensor, expanded to F32 if no kernel reads their type. Returns the bytes written.
 fn write_rows(
     device: &Device,
-    Entry { info, stored, .. }: &Entry,
+    CatalogEntry { info, stored, .. }: &CatalogEntry,
     place: &Destination,
     first_row: u32,
     bytes: &[u8],
@@ -767,8 +772,8 @@ fn write_rows(
         Destination::Values { tensor, places } => {
             let mut values = dequantized(info, bytes)?;
             match stored {
-                Stored::LessOne => values.iter_mut().for_each(|value| *value += 1.0),
-                Stored::NegativeLog => values.iter_mut().for_each(|value| *value = -value.exp()),
+                FileLayout::LessOne => values.iter_mut().for_each(|value| *value += 1.0),
+                FileLayout::NegativeLog => values.iter_mut().for_each(|value| *value = -value.exp()),
                 _ => {}
             }
             let mut rest = &values[..];
@@ -853,7 +858,7 @@ fn slices(info: &TensorInfo, matrix: &Matrix, bytes: &[u8], columns: u32) -> Res
 /// Zeroes the gaps in a tensor's destination.
 fn write_gaps(
     device: &Device,
-    Entry { info, .. }: &Entry,
+    CatalogEntry { info, .. }: &CatalogEntry,
     place: &Destination,
     edges: &mut TailEdges,
 ) -> Result<u64, Error> {
@@ -884,13 +889,13 @@ mod tests {
 
     /// The device keeps its own count of the bytes written.
     #[test]
-    fn what_is_in_flight_counts_as_expanded() {
+    fn uploaded_bytes_count_weights_as_expanded() {
         let device = Device::cpu();
         let tensor = Tensor::declare("w", Role::Weights, &[1024], DType::F32).unwrap();
         let info =
             TensorInfo { name: "w".into(), shape: vec![1024], block_type: BlockType::F16, offset: 0, size_bytes: 2048 };
         let mut catalog = Catalog::default();
-        catalog.insert("w".into(), 0, info, Stored::AsRead);
+        catalog.insert("w".into(), 0, info, FileLayout::AsRead);
         let mut feed =
             Feed::new(&catalog, [("w", Destination::Values { tensor, places: RowPlaces::from(0) })].into_iter());
         let before = device.counters();

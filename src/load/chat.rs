@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::huggingface::Texts;
+use super::huggingface::FolderTexts;
 use super::vocab;
 use crate::error::Error;
 use crate::formats::gguf::{self, Metadata, ValueType};
@@ -46,7 +46,7 @@ impl ChatSource {
 
     /// Templates of a folder. Separate files take precedence over `chat_template.json`, and that over
     /// `tokenizer_config.json`. Ignores broken files; the tokenizer reports an invalid configuration.
-    pub(super) fn of_folder(texts: &Texts) -> ChatSource {
+    pub(super) fn of_folder(texts: &FolderTexts) -> ChatSource {
         let mut source = ChatSource::default();
         let parse = |text: &Option<Vec<u8>>| read_json::<Value>(text.as_ref()?).ok();
         let config = parse(&texts.tokenizer_config);

@@ -23,7 +23,7 @@ use crate::formats::block::dequantize;
 use crate::formats::quantize::{QUANTIZABLE, quantize_row};
 use crate::formats::{BlockType, TensorInfo};
 pub use importance::ImportanceMatrix;
-use plan::{Plan, PlannedTensor};
+use plan::{ConvertPlan, PlannedTensor};
 
 /// Options of [`quantize_file`].
 #[derive(Clone, Debug)]
@@ -120,9 +120,9 @@ pub fn quantize_file(
         let source = io::Error::new(io::ErrorKind::AlreadyExists, what);
         return Err(Error::Io { path: output.into(), source });
     }
-    let plan = Plan::of(input, options)?;
+    let plan = ConvertPlan::of(input, options)?;
     let header = plan.header.to_bytes();
-    let mut out = Output::beside(output)?;
+    let mut out = OutputFile::beside(output)?;
     out.write(&header)?;
     let source_bytes = plan.files.iter().map(|file| file.len() as u64).sum();
     let total: u64 = plan.tensors.iter().map(|tensor| tensor.source.size_bytes).sum();
@@ -145,10 +145,10 @@ pub fn quantize_file(
 
 /// Writes a tensor's data, some rows at a time.
 fn write_tensor(
-    plan: &Plan,
+    plan: &ConvertPlan,
     tensor: &PlannedTensor,
     options: &QuantizeOptions,
-    out: &mut Output,
+    out: &mut OutputFile,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(), Error> {
     /// Elements per step: 8 MiB of floats.
@@ -220,21 +220,26 @@ fn at_tensor(error: Error, tensor: &TensorInfo, row: usize) -> Error {
 }
 
 /// A file with a temporary name until it is complete.
-struct Output {
+struct OutputFile {
     path: PathBuf,
     partial: PathBuf,
     file: Option<BufWriter<File>>,
     written_bytes: u64,
 }
 
-impl Output {
+impl OutputFile {
     /// Opens a temporary file in the folder of `path`.
-    fn beside(path: &Path) -> Result<Output, Error> {
+    fn beside(path: &Path) -> Result<OutputFile, Error> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
         let opened = OpenOptions::new().write(true).create_new(true).open(&partial);
         let file = opened.map_err(|source| Error::Io { path: partial.clone(), source })?;
-        Ok(Output { path: path.into(), partial, file: Some(BufWriter::with_capacity(1 << 20, file)), written_bytes: 0 })
+        Ok(OutputFile {
+            path: path.into(),
+            partial,
+            file: Some(BufWriter::with_capacity(1 << 20, file)),
+            written_bytes: 0,
+        })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
@@ -256,7 +261,7 @@ impl Output {
     }
 }
 
-impl Drop for Output {
+impl Drop for OutputFile {
     fn drop(&mut self) {
         // After `finish` this file no longer exists.
         drop(self.file.take());

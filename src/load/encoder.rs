@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::architectures::activation;
-use super::huggingface::{CONFIG, MODULES, POOLING, PROMPTS, SENTENCE_CONFIG, Texts};
+use super::huggingface::{CONFIG, FolderTexts, MODULES, POOLING, PROMPTS, SENTENCE_CONFIG};
 use super::{EncoderShape, Scoring};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
@@ -13,7 +13,7 @@ use crate::formats::text::read_json;
 use crate::kernels::{Activation, Gate, Gelu, Pooling};
 use crate::model::{ModelConfig, ScoreConfig};
 
-pub(super) fn shape(config: ModelConfig, json: &ConfigJson, texts: &Texts) -> Result<EncoderShape, Error> {
+pub(super) fn shape(config: ModelConfig, json: &ConfigJson, texts: &FolderTexts) -> Result<EncoderShape, Error> {
     let in_file = |file: &'static str| move |error: Error| error.in_file(file);
     let scoring = scoring(json, &config.architecture).map_err(in_file(CONFIG))?;
     let parse = |file: &'static str, bytes: &Option<Vec<u8>>| match bytes {

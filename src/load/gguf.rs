@@ -2,7 +2,7 @@
 
 use super::architectures::{Architecture, MTP_LAYERS, refused};
 use super::catalog::{Catalog, check_type, floats};
-use super::keys::{Keys, Source};
+use super::keys::{KeySource, Keys};
 use super::unread::MTP;
 use super::{ChatSource, ModelHeader, ModelShape, gguf_encoder, vocab_from_gguf};
 use crate::error::Error;
@@ -102,7 +102,7 @@ fn shape(
     catalog: &Catalog,
     config_data: &ConfigData,
 ) -> Result<ModelShape, Error> {
-    let keys = Keys::new(Source::Gguf(metadata, catalog, config_data), name, gguf_encoder::embeds(name, metadata)?);
+    let keys = Keys::new(KeySource::Gguf(metadata, catalog, config_data), name, gguf_encoder::embeds(name, metadata)?);
     let config = architecture.config(&keys)?;
     let shape = match config.has_head {
         true => ModelShape::Decoder(config),

@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 use super::architectures::{Architecture, MTP_LAYERS, refused};
-use super::catalog::{Catalog, Stored, check_type};
-use super::keys::{Key, Keys, Source};
+use super::catalog::{Catalog, FileLayout, check_type};
+use super::keys::{Key, KeySource, Keys};
 use super::shards;
 use super::unread::{self, MTP};
 use super::{ChatSource, ModelHeader, ModelShape, encoder, mxfp4};
@@ -58,7 +58,7 @@ pub(crate) const TEXTS: [&str; 13] = [
 
 /// The contents of a folder's small files.
 #[derive(Debug, Default)]
-pub(super) struct Texts {
+pub(super) struct FolderTexts {
     pub config: Option<Vec<u8>>,
     pub tokenizer: Option<Vec<u8>>,
     pub tokenizer_config: Option<Vec<u8>>,
@@ -74,7 +74,7 @@ pub(super) struct Texts {
     pub prompts: Option<Vec<u8>>,
 }
 
-impl Texts {
+impl FolderTexts {
     /// The slot for the file of this name; `None` if the file is not used.
     pub fn slot(&mut self, name: &str) -> Option<&mut Option<Vec<u8>>> {
         Some(match name {
@@ -105,11 +105,11 @@ pub(crate) fn config_of_json(bytes: &[u8]) -> Result<ModelConfig, Error> {
     let (architecture, model_type) = architecture(&json)?;
     let model_type = model_type.to_owned();
     let json = json.or_defaults(architecture.defaults)?;
-    architecture.config(&Keys::new(Source::Json(&json), &model_type, false))
+    architecture.config(&Keys::new(KeySource::Json(&json), &model_type, false))
 }
 
 /// The model's header. `weights` are the weight files' names and headers.
-pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)]) -> Result<ModelHeader, Error> {
+pub(super) fn header(name: &str, texts: &FolderTexts, weights: &[(String, Safetensors)]) -> Result<ModelHeader, Error> {
     let in_file = |file: &'static str| move |error: Error| error.in_file(file);
     let bytes = texts.config.as_ref().ok_or_else(|| missing(CONFIG))?;
     let json = ConfigJson::parse(bytes).and_then(text_part).map_err(in_file(CONFIG))?;
@@ -117,7 +117,7 @@ pub(super) fn header(name: &str, texts: &Texts, weights: &[(String, Safetensors)
     let model_type = model_type.to_owned();
     let json = json.or_defaults(architecture.defaults).map_err(in_file(CONFIG))?;
     let embeds = texts.modules.is_some() || texts.pooling.is_some();
-    let keys = Keys::new(Source::Json(&json), &model_type, embeds);
+    let keys = Keys::new(KeySource::Json(&json), &model_type, embeds);
     let config = architecture.config(&keys).map_err(in_file(CONFIG))?;
     let n_heads = config.blocks.first().map_or(1, |block| block.attention.n_heads);
     let (mut catalog, unread) = catalog(architecture, &config, n_heads, weights)?;
@@ -210,7 +210,7 @@ fn catalog(
     for (name, stem, file, blocks) in halves {
         let in_file = |error: Error| error.in_file(&weights[file].0);
         let scales = scales.remove(stem).ok_or_else(|| in_file(missing(&format!("{stem}_scales"))))?;
-        let paired = (architecture.stored)(&name, n_heads) == Stored::ExpertsTransposed { paired: true };
+        let paired = (architecture.stored)(&name, n_heads) == FileLayout::ExpertsTransposed { paired: true };
         catalog.insert_scaled(name, (file, blocks), (scales.0, scales.1.clone()), paired).map_err(in_file)?;
     }
     Ok((catalog, unread))
@@ -236,7 +236,7 @@ pub(super) fn open(path: &Path) -> Result<ModelFile, Error> {
     let linked = (!path.is_dir()).then(|| shards::links(path).find(|path| folder_of(path).join(CONFIG).exists()));
     let path = &linked.flatten().unwrap_or_else(|| path.to_path_buf());
     let folder = &if path.is_dir() { path.clone() } else { folder_of(path) };
-    let mut texts = Texts::default();
+    let mut texts = FolderTexts::default();
     for name in TEXTS {
         let path = folder.join(name);
         if let Some(slot) = texts.slot(name)
@@ -280,7 +280,7 @@ fn name_of(folder: &Path) -> String {
 
 /// The weight files: `chosen` alone, or all shards if the index lists `chosen` or nothing is chosen, or the only file
 /// of a folder without an index.
-pub(super) fn weight_files(texts: &Texts, chosen: Option<&str>) -> Result<Vec<String>, Error> {
+pub(super) fn weight_files(texts: &FolderTexts, chosen: Option<&str>) -> Result<Vec<String>, Error> {
     let index = match &texts.index {
         Some(json) => Some(ShardIndex::parse(json).map_err(|e| e.in_file(INDEX))?),
         None => None,
@@ -293,7 +293,7 @@ pub(super) fn weight_files(texts: &Texts, chosen: Option<&str>) -> Result<Vec<St
 }
 
 /// Checks each weight file against the index.
-pub(super) fn check_shards(texts: &Texts, weights: &[(String, Safetensors)]) -> Result<(), Error> {
+pub(super) fn check_shards(texts: &FolderTexts, weights: &[(String, Safetensors)]) -> Result<(), Error> {
     let Some(json) = &texts.index else { return Ok(()) };
     let index = ShardIndex::parse(json).map_err(|e| e.in_file(INDEX))?;
     let listed = weights.iter().filter(|(name, _)| index.shards().contains(name));

@@ -18,7 +18,7 @@ pub(super) struct Key(pub &'static str, pub &'static str);
 
 /// The source of the keys.
 #[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
+pub(super) enum KeySource<'a> {
     /// A GGUF file's metadata, tensors, and configuration tensors' data.
     Gguf(&'a Metadata, &'a Catalog, &'a ConfigData),
     /// A `config.json`.
@@ -27,7 +27,7 @@ pub(super) enum Source<'a> {
 
 /// A model's keys. Tracks the keys that are read to report unknown ones.
 pub(super) struct Keys<'a> {
-    source: Source<'a>,
+    source: KeySource<'a>,
     /// `general.architecture`, or `model_type`.
     pub architecture: &'a str,
     /// Whether the files mark the model as an embedding model.
@@ -36,7 +36,7 @@ pub(super) struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    pub fn new(source: Source<'a>, architecture: &'a str, embeds: bool) -> Keys<'a> {
+    pub fn new(source: KeySource<'a>, architecture: &'a str, embeds: bool) -> Keys<'a> {
         Keys { source, architecture, embeds, asked: RefCell::default() }
     }
 
@@ -45,19 +45,19 @@ impl<'a> Keys<'a> {
     /// # Errors
     /// [`Error::Config`] if it is missing.
     pub fn rows(&self, tensor: &str) -> Result<u32, Error> {
-        let Source::Gguf(_, catalog, _) = self.source else { return Err(missing(tensor)) };
+        let KeySource::Gguf(_, catalog, _) = self.source else { return Err(missing(tensor)) };
         let rows = catalog.describe(tensor).and_then(|tensor| u32::try_from(*tensor.shape.first()?).ok());
         rows.ok_or_else(|| missing(tensor))
     }
 
     /// Whether the model is in GGUF files.
     pub fn is_gguf(&self) -> bool {
-        matches!(self.source, Source::Gguf(..))
+        matches!(self.source, KeySource::Gguf(..))
     }
 
     /// The key's name in this format: in a `config.json` the first present one, else the first with a parent object.
     pub fn name(&self, key: Key) -> String {
-        let Source::Json(json) = self.source else { return format!("{}.{}", self.architecture, key.0) };
+        let KeySource::Json(json) = self.source else { return format!("{}.{}", self.architecture, key.0) };
         let is_there = |name: &str| json.get(name).is_ok_and(|value| value.is_some());
         let has_object = |name: &&str| name.rsplit_once('.').is_some_and(|(object, _)| is_there(object));
         let mut names = key.1.split('|');
@@ -74,14 +74,14 @@ impl<'a> Keys<'a> {
         in_json: impl Fn(&'a ConfigJson, &str) -> Result<Option<T>, Error>,
     ) -> Result<Option<T>, Error> {
         match self.source {
-            Source::Gguf(..) if key.0.is_empty() => Ok(None),
-            Source::Gguf(metadata, ..) => {
+            KeySource::Gguf(..) if key.0.is_empty() => Ok(None),
+            KeySource::Gguf(metadata, ..) => {
                 let name = self.name(key);
                 let found = in_gguf(metadata, &name);
                 self.asked.borrow_mut().insert(name);
                 found
             }
-            Source::Json(json) => {
+            KeySource::Json(json) => {
                 let names: Vec<&str> = key.1.split('|').filter(|name| !name.is_empty()).collect();
                 self.asked.borrow_mut().extend(names.iter().map(|name| name.to_string()));
                 let mut found = names.into_iter().map(|name| in_json(json, name));
@@ -96,7 +96,7 @@ impl<'a> Keys<'a> {
 
     /// A per-layer integer in a `config.json`, under the same name as the global one.
     pub fn of_layer(&self, layer: usize, name: &str) -> Result<Option<u32>, Error> {
-        let Source::Json(json) = self.source else { return Ok(None) };
+        let KeySource::Json(json) = self.source else { return Ok(None) };
         let path = format!("per_layer_config.{layer}.{name}");
         let found = json.get_u32(&path);
         self.asked.borrow_mut().insert(path);
@@ -201,8 +201,8 @@ impl<'a> Keys<'a> {
     /// [`Error::Config`] for another number of factors, or factors that are not finite and above 0.
     pub fn factors(&self, tensor: &str, key: Key, n: u32) -> Result<Option<Vec<f32>>, Error> {
         let (field, found) = match self.source {
-            Source::Gguf(_, catalog, data) => (tensor.to_owned(), gguf::factors(catalog, data, tensor, n)?),
-            Source::Json(_) => (self.name(key), self.find(key, |_, _| Ok(None), ConfigJson::get_f32_array)?),
+            KeySource::Gguf(_, catalog, data) => (tensor.to_owned(), gguf::factors(catalog, data, tensor, n)?),
+            KeySource::Json(_) => (self.name(key), self.find(key, |_, _| Ok(None), ConfigJson::get_f32_array)?),
         };
         let refused = |expected: String, found: String| Err(Error::Config { field, expected, found });
         match &found {
@@ -234,12 +234,12 @@ impl<'a> Keys<'a> {
     pub fn check_read(&self) -> Result<(), Error> {
         let asked = self.asked.borrow();
         let unread = match self.source {
-            Source::Gguf(metadata, ..) => metadata.iter().find_map(|(name, value)| {
+            KeySource::Gguf(metadata, ..) => metadata.iter().find_map(|(name, value)| {
                 let key = name.strip_prefix(self.architecture)?.strip_prefix('.')?;
                 let is_known = asked.contains(name) || UNREAD_GGUF.contains(&key);
                 (!is_known && !is_nothing_in_gguf(value)).then(|| name.to_owned())
             }),
-            Source::Json(json) => {
+            KeySource::Json(json) => {
                 let is_known = |name: &str| asked.contains(name) || is_unread_json(name);
                 json.find(|name, value| !is_known(name) && !is_nothing(value))
             }

@@ -1,6 +1,6 @@
 //! Loads models incrementally from arriving bytes, as over a network.
 
-use super::catalog::Wanted;
+use super::catalog::NeededRange;
 use super::{Feed, FileName, Head, HeaderReader, ModelHeader};
 use crate::device::Device;
 use crate::error::Error;
@@ -15,7 +15,7 @@ use crate::platform::MaybeSend;
 pub struct Loader<T> {
     pub(crate) device: Device,
     files: Vec<FileName>,
-    stage: Stage<T>,
+    stage: LoadStage<T>,
     /// Bytes uploaded since the last wait for the device.
     in_flight_bytes: u64,
 }
@@ -26,14 +26,14 @@ type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, F
 #[cfg(target_arch = "wasm32")]
 type Declare<T> = Box<dyn FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, Feed), Error>>;
 
-enum Stage<T> {
+enum LoadStage<T> {
     Header(Box<HeaderReader>, Declare<T>),
-    Weights(Box<Weights<T>>),
+    Weights(Box<WeightUpload<T>>),
     /// Terminal state after an error.
     Failed,
 }
 
-struct Weights<T> {
+struct WeightUpload<T> {
     declared: T,
     feed: Feed,
     heads: Vec<Head>,
@@ -49,14 +49,14 @@ impl<T> Loader<T> {
         files: Vec<FileName>,
         declare: impl FnOnce(&Device, ModelHeader, &[usize]) -> Result<(T, Feed), Error> + MaybeSend + 'static,
     ) -> Result<Loader<T>, Error> {
-        let stage = Stage::Header(Box::new(HeaderReader::new(files.clone())?), Box::new(declare));
+        let stage = LoadStage::Header(Box::new(HeaderReader::new(files.clone())?), Box::new(declare));
         Ok(Loader { device: device.clone(), files, stage, in_flight_bytes: 0 })
     }
 
     /// Sets the folder's name, which becomes the name of a Hugging Face model (default `model`). Call it before the
     /// first push.
     pub fn set_folder(&mut self, name: &str) {
-        if let Stage::Header(reader, _) = &mut self.stage {
+        if let LoadStage::Header(reader, _) = &mut self.stage {
             reader.set_folder(name);
         }
     }
@@ -65,9 +65,9 @@ impl<T> Loader<T> {
     /// headers of several files to their weights.
     pub fn wanted(&self) -> Option<(usize, u64)> {
         match &self.stage {
-            Stage::Header(reader, _) => reader.wanted(),
-            Stage::Weights(weights) => weights.wanted(),
-            Stage::Failed => None,
+            LoadStage::Header(reader, _) => reader.wanted(),
+            LoadStage::Weights(weights) => weights.wanted(),
+            LoadStage::Failed => None,
         }
     }
 
@@ -80,16 +80,16 @@ impl<T> Loader<T> {
         /// Bytes of weights between checks of pending uploads; unsupported types may expand sixteenfold.
         const PIECE: usize = 1 << 20;
         let wanted = match &self.stage {
-            Stage::Weights(weights) => weights.feed.wanted(),
-            Stage::Header(..) | Stage::Failed => None,
+            LoadStage::Weights(weights) => weights.feed.wanted(),
+            LoadStage::Header(..) | LoadStage::Failed => None,
         };
-        let Some(Wanted { file, offset, .. }) = wanted else {
+        let Some(NeededRange { file, offset, .. }) = wanted else {
             let pushed = self.push_header(bytes);
             self.keep(pushed)?;
             return self.settle().await;
         };
         for (i, piece) in bytes.chunks(PIECE).enumerate() {
-            let Stage::Weights(weights) = &mut self.stage else { break };
+            let LoadStage::Weights(weights) = &mut self.stage else { break };
             let fed = weights.feed.take(&self.device, file, offset + (i * PIECE) as u64, piece);
             self.keep(fed)?;
             self.settle().await?;
@@ -101,7 +101,7 @@ impl<T> Loader<T> {
     async fn settle(&mut self) -> Result<(), Error> {
         /// Limit of pending uploads in bytes.
         const MAX_IN_FLIGHT: u64 = 32 << 20;
-        if let Stage::Weights(weights) = &mut self.stage {
+        if let LoadStage::Weights(weights) = &mut self.stage {
             self.in_flight_bytes += weights.feed.take_uploaded();
         }
         if self.in_flight_bytes >= MAX_IN_FLIGHT {
@@ -118,15 +118,15 @@ impl<T> Loader<T> {
     /// [`Error::Truncated`] if more bytes are needed; as [`Loader::push`].
     pub fn end(&mut self) -> Result<(), Error> {
         let ended = match &mut self.stage {
-            Stage::Header(reader, _) => reader.end(),
-            Stage::Weights(weights) => match (weights.wanted(), weights.feed.wanted()) {
+            LoadStage::Header(reader, _) => reader.end(),
+            LoadStage::Weights(weights) => match (weights.wanted(), weights.feed.wanted()) {
                 (Some((file, offset)), Some(wanted)) => {
                     let error = Error::Truncated { needed_bytes: offset + wanted.len, found_bytes: offset };
                     Err(error.in_file(&self.files[file].name))
                 }
                 _ => Ok(()),
             },
-            Stage::Failed => Ok(()),
+            LoadStage::Failed => Ok(()),
         };
         self.keep(ended)?;
         let begun = self.begin_weights();
@@ -136,16 +136,16 @@ impl<T> Loader<T> {
     /// Bytes of weights pushed, and their total; zeros before the headers are read.
     pub fn progress(&self) -> (u64, u64) {
         match &self.stage {
-            Stage::Weights(weights) => weights.feed.progress(),
-            Stage::Header(..) | Stage::Failed => (0, 0),
+            LoadStage::Weights(weights) => weights.feed.progress(),
+            LoadStage::Header(..) | LoadStage::Failed => (0, 0),
         }
     }
 
     /// See [`Feed::digest`]; zero before the headers are read.
     pub(crate) fn digest(&self) -> u64 {
         match &self.stage {
-            Stage::Weights(weights) => weights.feed.digest(),
-            Stage::Header(..) | Stage::Failed => 0,
+            LoadStage::Weights(weights) => weights.feed.digest(),
+            LoadStage::Header(..) | LoadStage::Failed => 0,
         }
     }
 
@@ -157,8 +157,8 @@ impl<T> Loader<T> {
     /// The declared model, loaded or not; `None` before the headers are read.
     pub(crate) fn declared(&self) -> Option<&T> {
         match &self.stage {
-            Stage::Weights(weights) => Some(&weights.declared),
-            Stage::Header(..) | Stage::Failed => None,
+            LoadStage::Weights(weights) => Some(&weights.declared),
+            LoadStage::Header(..) | LoadStage::Failed => None,
         }
     }
 
@@ -168,7 +168,7 @@ impl<T> Loader<T> {
     /// [`Error::Config`] if bytes are still wanted.
     pub(crate) fn loaded(self) -> Result<(T, Device), Error> {
         match self.stage {
-            Stage::Weights(weights) if weights.feed.wanted().is_none() => Ok((weights.declared, self.device)),
+            LoadStage::Weights(weights) if weights.feed.wanted().is_none() => Ok((weights.declared, self.device)),
             _ => Err(Error::Config {
                 field: "files".into(),
                 expected: "all bytes that the loader wants".into(),
@@ -178,39 +178,41 @@ impl<T> Loader<T> {
     }
 
     fn push_header(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        let Stage::Header(reader, _) = &mut self.stage else { return Ok(()) };
+        let LoadStage::Header(reader, _) = &mut self.stage else { return Ok(()) };
         reader.push(bytes)?;
         self.begin_weights()
     }
 
     /// Proceeds from headers to weights once the headers are complete.
     fn begin_weights(&mut self) -> Result<(), Error> {
-        if !matches!(&self.stage, Stage::Header(reader, _) if reader.wanted().is_none()) {
+        if !matches!(&self.stage, LoadStage::Header(reader, _) if reader.wanted().is_none()) {
             return Ok(());
         }
-        let Stage::Header(reader, declare) = std::mem::replace(&mut self.stage, Stage::Failed) else { return Ok(()) };
+        let LoadStage::Header(reader, declare) = std::mem::replace(&mut self.stage, LoadStage::Failed) else {
+            return Ok(());
+        };
         let (header, heads) = reader.finish()?;
         let numbers: Vec<usize> = heads.iter().map(|head| head.file).collect();
         let (declared, feed) = declare(&self.device, header, &numbers)?;
-        let mut weights = Weights { declared, feed, heads };
+        let mut weights = WeightUpload { declared, feed, heads };
         for file in 0..weights.heads.len() {
             let head = std::mem::take(&mut weights.heads[file].bytes);
             weights.feed.take(&self.device, file, 0, &head)?;
         }
-        self.stage = Stage::Weights(Box::new(weights));
+        self.stage = LoadStage::Weights(Box::new(weights));
         Ok(())
     }
 
     /// On error enters the terminal state, which frees all memory.
     fn keep(&mut self, result: Result<(), Error>) -> Result<(), Error> {
         if result.is_err() {
-            self.stage = Stage::Failed;
+            self.stage = LoadStage::Failed;
         }
         result
     }
 }
 
-impl<T> Weights<T> {
+impl<T> WeightUpload<T> {
     fn wanted(&self) -> Option<(usize, u64)> {
         let wanted = self.feed.wanted()?;
         Some((self.heads.get(wanted.file)?.file, wanted.offset))

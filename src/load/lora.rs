@@ -20,7 +20,7 @@ use std::path::Path;
 
 use super::FileBytes;
 use super::architectures::Architecture;
-use super::catalog::{Stored, check_type, floats};
+use super::catalog::{FileLayout, check_type, floats};
 use super::huggingface::missing;
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
@@ -103,7 +103,7 @@ pub(crate) struct LoraFactors<'a> {
     file: &'a AdapterFile,
     pair: &'a Pair,
     /// The row order of the matrix in the file.
-    stored: Stored,
+    stored: FileLayout,
     /// Head size and target RoPE style, if the file's style differs from the model's.
     heads: Option<(u32, RopeStyle)>,
 }
@@ -276,7 +276,7 @@ impl LoraFactors<'_> {
     /// As [`LoraFactors::a`].
     pub fn b(&self, scale: f32) -> Result<Vec<f32>, Error> {
         let mut values = self.values(&self.pair.b)?;
-        if let Stored::ByHead { .. } = self.stored {
+        if let FileLayout::ByHead { .. } = self.stored {
             let info = TensorInfo { block_type: BlockType::F32, ..self.pair.b.clone() };
             if let Some(ordered) = self.stored.ordered(&info, bytemuck::cast_slice(&values)) {
                 values = bytemuck::pod_collect_to_vec(&ordered);

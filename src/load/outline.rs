@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::huggingface::Texts;
+use super::huggingface::FolderTexts;
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
 use crate::formats::text::read_json;
@@ -62,7 +62,7 @@ impl Outline {
     }
 
     /// The outline of a folder with these tensors. Ignores errors, which the header reports.
-    pub(super) fn of_folder<'a>(texts: &Texts, tensors: impl Iterator<Item = &'a TensorInfo>) -> Outline {
+    pub(super) fn of_folder<'a>(texts: &FolderTexts, tensors: impl Iterator<Item = &'a TensorInfo>) -> Outline {
         let config = texts.config.as_deref().and_then(|bytes| read_json::<Value>(bytes).ok());
         let part = config.as_ref().and_then(|config| config.get("text_config"));
         let get = |key: &str| [part, config.as_ref()].into_iter().flatten().find_map(|object| object.get(key));

@@ -12,7 +12,7 @@ pub(crate) const SLOTS: usize = 2;
 const SHORTEST_CONTEXT: u32 = 64;
 
 /// Placement options.
-pub(crate) struct Asked {
+pub(crate) struct PlacementOptions {
     /// Requested positions of the KV cache.
     pub context_length: u32,
     /// Whether a shorter context is acceptable.
@@ -79,8 +79,8 @@ impl Placement {
     ///
     /// # Errors
     /// [`Error::Memory`] if nothing fits; those of [`Needs::plan`].
-    pub fn choose(asked: &Asked, needs: &dyn Needs) -> Result<Placement, Error> {
-        let &Asked { context_length, fit_context, limit, stream_rows, .. } = asked;
+    pub fn choose(asked: &PlacementOptions, needs: &dyn Needs) -> Result<Placement, Error> {
+        let &PlacementOptions { context_length, fit_context, limit, stream_rows, .. } = asked;
         let on_device = |context_length| -> Result<Placement, Error> {
             Ok(Placement {
                 context_length,
@@ -304,7 +304,7 @@ pub(crate) fn layers_before(
 mod tests {
     use super::*;
 
-    const ASKED: Asked = Asked {
+    const ASKED: PlacementOptions = PlacementOptions {
         context_length: 1024,
         fit_context: false,
         limit: None,
@@ -372,7 +372,7 @@ mod tests {
 
         fn place(&self, limit: u64, fit_context: bool, stream_layers: bool) -> Result<Placement, Error> {
             let limit = Limit::of(Some(limit), None);
-            Placement::choose(&Asked { limit, fit_context, stream_layers, ..ASKED }, self)
+            Placement::choose(&PlacementOptions { limit, fit_context, stream_layers, ..ASKED }, self)
         }
     }
 
@@ -390,18 +390,18 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_on_the_device() {
+    fn model_within_the_limit_is_placed_on_the_device() {
         let all = 10_000 + 500 + 100 + 1024;
         let placement = dense().place(all, false, true).unwrap();
         assert_eq!((placement.context_length, placement.in_file), (1024, InFile::default()));
-        let unlimited = Asked { fit_context: true, stream_rows: true, ..ASKED };
+        let unlimited = PlacementOptions { fit_context: true, stream_rows: true, ..ASKED };
         let placement = Placement::choose(&unlimited, &dense()).unwrap();
         assert_eq!(placement.in_file, InFile { tables: true, ..InFile::default() });
         assert_eq!(placement.plan.total_bytes(), all - 480);
     }
 
     #[test]
-    fn a_context_shrinks_by_halves_before_anything_is_left_in_the_file() {
+    fn context_is_halved_before_anything_is_offloaded() {
         let without_context = 10_000 + 500 + 100;
         for (limit, context) in [(1023, 512), (512, 512), (511, 256), (64, 64)] {
             let placement = dense().place(without_context + limit, true, true).unwrap();
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_left_in_the_file_before_layers() {
+    fn embedding_tables_are_offloaded_before_layers() {
         let with_rows = 10_000 + 20 + 100 + 1024;
         let placement = dense().place(with_rows, false, true).unwrap();
         assert!(placement.in_file.tables && placement.in_file.share.is_none());
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_layers_are_left_in_the_file_than_must_be() {
+    fn only_as_many_layers_as_needed_are_offloaded() {
         let all = 10_000 + 20 + 100 + 1024;
         // Three layers sharing two slots save one.
         for (limit, n) in [(all - 1, 3), (all - 1000, 3), (all - 1001, 4), (all - 8000, 10)] {
@@ -450,14 +450,14 @@ mod tests {
     }
 
     #[test]
-    fn slots_hold_the_largest_of_each_layer() {
+    fn layer_slots_hold_the_largest_layer() {
         assert_eq!(slot_sizes([vec![1, 9, 3], vec![4, 5], vec![2]].iter()), [9, 4, 1]);
         assert_eq!(spread(3, 10).collect::<Vec<_>>(), [3, 6, 9]);
         assert_eq!(spread(10, 10).count(), 10);
     }
 
     #[test]
-    fn what_leaves_the_least_to_be_read_is_chosen() {
+    fn placement_with_the_fewest_bytes_to_read_is_chosen() {
         let all = mixture().plan(1024, false).unwrap().total_bytes();
         let share = |model: &Model, limit| model.place(limit, false, true).unwrap().in_file.share.unwrap();
         // Seven of eight experts: a token reads a quarter of an expert in each layer.
@@ -473,13 +473,13 @@ mod tests {
         let mut whole = mixture();
         whole.layers.iter_mut().for_each(|layer| layer.experts = None);
         assert_eq!(share(&whole, all - 1000), Share::Layers(vec![3, 6, 9]));
-        let asked = Asked { limit: Limit::of(Some(all - 1000), None), whole_layers: true, ..ASKED };
+        let asked = PlacementOptions { limit: Limit::of(Some(all - 1000), None), whole_layers: true, ..ASKED };
         let placement = Placement::choose(&asked, &mixture()).unwrap();
         assert_eq!(placement.in_file.share, Some(Share::Layers(vec![3, 6, 9])));
     }
 
     #[test]
-    fn no_placement_takes_more_than_the_limit() {
+    fn placement_never_exceeds_the_memory_limit() {
         let mut uneven = mixture();
         for (i, layer) in uneven.layers.iter_mut().enumerate() {
             layer.matrices[0] += 37 * i as u64;
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_what_would_fit() {
+    fn memory_refusal_names_a_context_that_fits() {
         let refused = |limit| match dense().place(limit, false, false) {
             Err(Error::Memory { needed_bytes, limit_bytes, hint, .. }) => {
                 assert_eq!((needed_bytes, limit_bytes), (11_624, limit));
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_split_as_asked() {
+    fn layers_are_split_over_devices_as_requested() {
         let split = |gpu_layers, others: &[(&str, u32)]| layers_before(8, gpu_layers, others, |start| start != 5);
         assert!(split(None, &[]).unwrap().is_empty());
         assert!(split(Some(8), &[]).unwrap().is_empty());

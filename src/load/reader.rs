@@ -1,7 +1,7 @@
 //! Reads a model's headers from arriving bytes, as over a network.
 
 use super::gguf::{self, ConfigData};
-use super::huggingface::{self, Texts};
+use super::huggingface::{self, FolderTexts};
 use super::{ModelHeader, Outline};
 use crate::error::Error;
 use crate::formats::gguf::Gguf;
@@ -30,7 +30,7 @@ pub struct Head {
 }
 
 /// The fetched part of a file.
-struct Part {
+struct FetchedPart {
     file: FileName,
     /// Its beginning.
     bytes: Vec<u8>,
@@ -38,7 +38,7 @@ struct Part {
     is_whole: bool,
 }
 
-impl Part {
+impl FetchedPart {
     /// The size that tensors are checked against. For a file of unknown size, truncation shows at its end.
     fn len(&self) -> u64 {
         if self.is_whole { self.bytes.len() as u64 } else { self.file.size.unwrap_or(UNKNOWN_LEN) }
@@ -46,7 +46,7 @@ impl Part {
 }
 
 /// The reader's state.
-enum Stage {
+enum HeaderStage {
     /// Reads a folder's small files; the number of the current one.
     Texts(usize),
     /// Reads headers of weight files.
@@ -60,16 +60,16 @@ enum Stage {
 /// Headers read so far, in the order of the weight files.
 enum Headers {
     Gguf(Vec<Gguf>),
-    Folder { texts: Box<Texts>, headers: Vec<Safetensors> },
+    Folder { texts: Box<FolderTexts>, headers: Vec<Safetensors> },
 }
 
 /// Reads the headers of a model: one GGUF file, all shards of one in order, or a Hugging Face folder. Push the bytes
 /// that [`HeaderReader::wanted`] asks for until it returns `None`.
 pub struct HeaderReader {
-    parts: Vec<Part>,
+    parts: Vec<FetchedPart>,
     /// Weight files, as indices into `parts`.
     weight_parts: Vec<usize>,
-    stage: Stage,
+    stage: HeaderStage,
     headers: Headers,
     /// The folder's name.
     folder: String,
@@ -89,14 +89,15 @@ impl HeaderReader {
         let is_published = |file: &FileName| file.name.ends_with(".safetensors") || file.name.ends_with(".json");
         let is_folder = files.iter().any(is_published);
         let folder = "model".into();
-        let parts: Vec<_> = files.into_iter().map(|file| Part { file, bytes: Vec::new(), is_whole: false }).collect();
+        let parts: Vec<_> =
+            files.into_iter().map(|file| FetchedPart { file, bytes: Vec::new(), is_whole: false }).collect();
         let mut reader = if is_folder {
             let headers = Headers::Folder { texts: Box::default(), headers: Vec::new() };
-            HeaderReader { parts, weight_parts: Vec::new(), stage: Stage::Texts(0), headers, folder, needed: 0 }
+            HeaderReader { parts, weight_parts: Vec::new(), stage: HeaderStage::Texts(0), headers, folder, needed: 0 }
         } else {
             let weight_parts = (0..parts.len()).collect();
             let headers = Headers::Gguf(Vec::new());
-            HeaderReader { parts, weight_parts, stage: Stage::Headers, headers, folder, needed: 0 }
+            HeaderReader { parts, weight_parts, stage: HeaderStage::Headers, headers, folder, needed: 0 }
         };
         reader.skip_unread_texts()?;
         Ok(reader)
@@ -110,16 +111,16 @@ impl HeaderReader {
     /// Number and offset of the next bytes wanted.
     pub fn wanted(&self) -> Option<(usize, u64)> {
         match &self.stage {
-            Stage::Texts(part) => Some((*part, self.parts.get(*part)?.bytes.len() as u64)),
-            Stage::Headers => {
+            HeaderStage::Texts(part) => Some((*part, self.parts.get(*part)?.bytes.len() as u64)),
+            HeaderStage::Headers => {
                 let part = self.part_in_progress()?;
                 Some((part, self.parts.get(part)?.bytes.len() as u64))
             }
-            Stage::ConfigData { left, data, .. } => {
+            HeaderStage::ConfigData { left, data, .. } => {
                 let (shard, tensor) = left.last()?;
                 Some((*self.weight_parts.get(*shard)?, tensor.offset + data.len() as u64))
             }
-            Stage::Ready { .. } => None,
+            HeaderStage::Ready { .. } => None,
         }
     }
 
@@ -129,19 +130,19 @@ impl HeaderReader {
     /// [`Error::InFile`] naming the file and its invalid part.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), Error> {
         match &mut self.stage {
-            Stage::Texts(part) => {
+            HeaderStage::Texts(part) => {
                 let part = &mut self.parts[*part];
                 huggingface::check_text_size((part.bytes.len() + bytes.len()) as u64)
                     .map_err(|e| e.in_file(&part.file.name))?;
                 part.bytes.extend_from_slice(bytes);
                 if part.file.size.is_some_and(|size| part.bytes.len() as u64 >= size) { self.end() } else { Ok(()) }
             }
-            Stage::Headers => {
+            HeaderStage::Headers => {
                 let Some(part) = self.part_in_progress() else { return Ok(()) };
                 self.parts[part].bytes.extend_from_slice(bytes);
                 self.read_header(part)
             }
-            Stage::ConfigData { left, data, read } => {
+            HeaderStage::ConfigData { left, data, read } => {
                 let Some((_, tensor)) = left.last() else { return Ok(()) };
                 let missing = tensor.size_bytes as usize - data.len();
                 data.extend_from_slice(&bytes[..bytes.len().min(missing)]);
@@ -152,7 +153,7 @@ impl HeaderReader {
                 }
                 Ok(())
             }
-            Stage::Ready { .. } => Ok(()),
+            HeaderStage::Ready { .. } => Ok(()),
         }
     }
 
@@ -162,7 +163,7 @@ impl HeaderReader {
     /// As [`HeaderReader::push`]; [`Error::Format`] for a weight file with an incomplete header.
     pub fn end(&mut self) -> Result<(), Error> {
         match &self.stage {
-            Stage::Texts(at) => {
+            HeaderStage::Texts(at) => {
                 let at = *at;
                 let part = &mut self.parts[at];
                 part.is_whole = true;
@@ -171,21 +172,21 @@ impl HeaderReader {
                 {
                     *slot = Some(std::mem::take(&mut part.bytes));
                 }
-                self.stage = Stage::Texts(at + 1);
+                self.stage = HeaderStage::Texts(at + 1);
                 self.skip_unread_texts()
             }
-            Stage::Headers => {
+            HeaderStage::Headers => {
                 let Some(part) = self.part_in_progress() else { return Ok(()) };
                 self.parts[part].is_whole = true;
                 self.read_header(part)?;
                 // The file has ended, so an incomplete header is an error.
                 if self.part_in_progress() == Some(part) { Err(self.truncated(part)) } else { Ok(()) }
             }
-            Stage::ConfigData { left, .. } => match left.last() {
+            HeaderStage::ConfigData { left, .. } => match left.last() {
                 Some((shard, _)) => Err(self.truncated(self.weight_parts[*shard])),
                 None => Ok(()),
             },
-            Stage::Ready { .. } => Ok(()),
+            HeaderStage::Ready { .. } => Ok(()),
         }
     }
 
@@ -194,7 +195,7 @@ impl HeaderReader {
     /// # Errors
     /// [`Error::Config`] if a key has the wrong type or bytes are still wanted.
     pub fn outline(&self) -> Result<Outline, Error> {
-        let Stage::Ready { .. } = &self.stage else { return Err(missing("header")) };
+        let HeaderStage::Ready { .. } = &self.stage else { return Err(missing("header")) };
         match &self.headers {
             Headers::Gguf(shards) => Outline::of_gguf(shards),
             Headers::Folder { texts, headers } => {
@@ -208,7 +209,7 @@ impl HeaderReader {
     /// # Errors
     /// [`Error::Format`], [`Error::Unsupported`] or [`Error::Config`]; also if bytes are still wanted.
     pub fn finish(mut self) -> Result<(ModelHeader, Vec<Head>), Error> {
-        let Stage::Ready { config_data } = &self.stage else { return Err(missing("header")) };
+        let HeaderStage::Ready { config_data } = &self.stage else { return Err(missing("header")) };
         let first = self.parts.first().map_or("model", |part| part.file.name.as_str());
         let header = match self.headers {
             Headers::Gguf(shards) => {
@@ -238,10 +239,12 @@ impl HeaderReader {
 
     /// Skips unused small files; continues with the next one, or with the weight files.
     fn skip_unread_texts(&mut self) -> Result<(), Error> {
-        let (Stage::Texts(at), Headers::Folder { texts, .. }) = (&self.stage, &mut self.headers) else { return Ok(()) };
+        let (HeaderStage::Texts(at), Headers::Folder { texts, .. }) = (&self.stage, &mut self.headers) else {
+            return Ok(());
+        };
         let next = (*at..self.parts.len()).find(|&part| texts.slot(&self.parts[part].file.name).is_some());
         if let Some(next) = next {
-            self.stage = Stage::Texts(next);
+            self.stage = HeaderStage::Texts(next);
             return Ok(());
         }
         let only = || {
@@ -253,13 +256,13 @@ impl HeaderReader {
             let part = self.parts.iter().position(|part| part.file.name == name);
             self.weight_parts.push(part.ok_or_else(|| missing(&name))?);
         }
-        self.stage = Stage::Headers;
+        self.stage = HeaderStage::Headers;
         Ok(())
     }
 
     /// Parses the current header again if enough bytes have arrived.
     fn read_header(&mut self, part: usize) -> Result<(), Error> {
-        let Part { bytes, is_whole, file } = &self.parts[part];
+        let FetchedPart { bytes, is_whole, file } = &self.parts[part];
         if (bytes.len() as u64) < self.needed && !is_whole {
             return Ok(());
         }
@@ -288,9 +291,9 @@ impl HeaderReader {
             self.stage = match &self.headers {
                 Headers::Gguf(shards) => {
                     let left = gguf::config_tensors(shards).map(|(shard, tensor)| (shard, tensor.clone())).collect();
-                    Stage::ConfigData { left, data: Vec::new(), read: ConfigData::default() }
+                    HeaderStage::ConfigData { left, data: Vec::new(), read: ConfigData::default() }
                 }
-                Headers::Folder { .. } => Stage::Ready { config_data: ConfigData::default() },
+                Headers::Folder { .. } => HeaderStage::Ready { config_data: ConfigData::default() },
             };
             self.take_config_data()?;
         }
@@ -299,9 +302,9 @@ impl HeaderReader {
 
     /// Takes the next configuration tensor from the bytes at hand: it usually follows the header.
     fn take_config_data(&mut self) -> Result<(), Error> {
-        let Stage::ConfigData { left, read, .. } = &mut self.stage else { return Ok(()) };
+        let HeaderStage::ConfigData { left, read, .. } = &mut self.stage else { return Ok(()) };
         let Some((shard, tensor)) = left.last() else {
-            self.stage = Stage::Ready { config_data: std::mem::take(read) };
+            self.stage = HeaderStage::Ready { config_data: std::mem::take(read) };
             return Ok(());
         };
         let bytes = &self.parts[self.weight_parts[*shard]].bytes;
@@ -311,7 +314,7 @@ impl HeaderReader {
     }
 
     fn truncated(&self, part: usize) -> Error {
-        let Part { file, bytes, .. } = &self.parts[part];
+        let FetchedPart { file, bytes, .. } = &self.parts[part];
         let error =
             Error::Truncated { needed_bytes: self.needed.max(bytes.len() as u64 + 1), found_bytes: bytes.len() as u64 };
         error.in_file(&file.name)

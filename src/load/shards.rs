@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_say_which_shard_a_file_is() {
+    fn shard_number_is_read_from_the_file_name() {
         for (name, want) in [
             ("m-00001-of-00003.gguf", Some(("m", [1, 3]))),
             ("M-00012-OF-00120.GGUF", Some(("M", [12, 120]))),

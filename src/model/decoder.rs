@@ -47,7 +47,7 @@ pub struct PassTensors {
     pub logits: Tensor,
     /// Sampling parameters, as words of [`Sampling`].
     pub sampling: Tensor,
-    /// Token ids and biases, alternating, `[1, 2 * MOST_BIASES]`; the sampling parameters hold their number.
+    /// Token ids and biases, alternating, `[1, 2 * MAX_BIASES]`; the sampling parameters hold their number.
     pub biases: Tensor,
     /// Bitmask of allowed tokens for passes with a mask, `[1, ceil(V / 32)]`.
     pub allowed: Tensor,
@@ -78,7 +78,7 @@ impl PassTensors {
             stream: tensor("stream", &[max_pass, config.dim], DType::F32)?,
             logits: tensor("logits", &[1, config.vocab_size], DType::F32)?,
             sampling: tensor("sampling", &[1, Sampling::WORDS], DType::U32)?,
-            biases: tensor("biases", &[1, 2 * Sampling::MOST_BIASES], DType::U32)?,
+            biases: tensor("biases", &[1, 2 * Sampling::MAX_BIASES], DType::U32)?,
             allowed: tensor("allowed", &[1, mask_words(config.vocab_size)], DType::U32)?,
             chosen: tensor("chosen", &[1], DType::U32)?,
             verified: tensor("verified", &[VERIFIED_ROWS], DType::U32)?,
@@ -100,7 +100,7 @@ impl PassTensors {
             stream: tensor("stream", &[n_rows, config.dim], DType::F32)?,
             logits: tensor("logits", &[n_rows, config.vocab_size], DType::F32)?,
             sampling: tensor("sampling", &[n_rows, Sampling::WORDS], DType::U32)?,
-            biases: tensor("biases", &[n_rows, 2 * Sampling::MOST_BIASES], DType::U32)?,
+            biases: tensor("biases", &[n_rows, 2 * Sampling::MAX_BIASES], DType::U32)?,
             allowed: tensor("allowed", &[n_rows, mask_words(config.vocab_size)], DType::U32)?,
             chosen: tensor("chosen", &[n_rows], DType::U32)?,
             ..PassTensors::declare(config, 1, 1)?

@@ -38,12 +38,12 @@ pub struct ExpertWeights {
 #[derive(Clone, Debug)]
 struct Matrices {
     up: Vec<UpPart>,
-    down: Vec<Part>,
+    down: Vec<ExpertMatrix>,
 }
 
 /// Matrices of consecutive experts with one weight type.
 #[derive(Clone, Debug)]
-struct Part {
+struct ExpertMatrix {
     first_expert: u32,
     /// Rows of an expert.
     rows: u32,
@@ -55,7 +55,7 @@ struct Part {
 #[derive(Clone, Debug)]
 struct UpPart {
     rows: ExpertRows,
-    part: Part,
+    part: ExpertMatrix,
 }
 
 /// Tensors with the matrices of consecutive experts.
@@ -155,7 +155,7 @@ impl ExpertWeights {
 
     /// Destinations of all tensors but the router's.
     pub(super) fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
-        let rows = self.matrices.parts().flat_map(Part::destinations);
+        let rows = self.matrices.parts().flat_map(ExpertMatrix::destinations);
         rows.chain(self.up_bias.iter().chain(&self.down_bias).flat_map(Joined::destinations))
     }
 }
@@ -172,7 +172,7 @@ impl Matrices {
         Ok(Matrices { up, down: down_parts(target, source, tensors, dims)? })
     }
 
-    fn parts(&self) -> impl Iterator<Item = &Part> {
+    fn parts(&self) -> impl Iterator<Item = &ExpertMatrix> {
         self.up.iter().map(|up| &up.part).chain(&self.down)
     }
 }
@@ -242,14 +242,14 @@ impl Tensors {
 }
 
 /// Consecutive tensors with equal keys: their first expert, the key and the tensors.
-type Group<'a, K> = (u32, K, Vec<&'a Tensors>);
+type TensorGroup<'a, K> = (u32, K, Vec<&'a Tensors>);
 
 /// Groups consecutive tensors by the key that `of` returns.
 fn alike<K: PartialEq>(
     tensors: &[Tensors],
     of: impl Fn(&Tensors) -> Result<K, Error>,
-) -> Result<Vec<Group<'_, K>>, Error> {
-    let mut groups: Vec<Group<'_, K>> = Vec::new();
+) -> Result<Vec<TensorGroup<'_, K>>, Error> {
+    let mut groups: Vec<TensorGroup<'_, K>> = Vec::new();
     let mut first = 0;
     for tensors in tensors {
         let kind = of(tensors)?;
@@ -293,7 +293,7 @@ fn up_parts(
                 members.extend(tensors.up_members(rows, n * of_each, [of_each, ffn_dim]));
                 n += tensors.n;
             }
-            let part = Part::declare(target, first_expert, (weight, members), n, [of_each, dim])?;
+            let part = ExpertMatrix::declare(target, first_expert, (weight, members), n, [of_each, dim])?;
             parts.push(UpPart { rows, part });
         }
     }
@@ -306,21 +306,21 @@ fn down_parts(
     source: &dyn WeightSource,
     tensors: &[Tensors],
     [dim, ffn_dim]: [u32; 2],
-) -> Result<Vec<Part>, Error> {
+) -> Result<Vec<ExpertMatrix>, Error> {
     let weight = |tensors: &Tensors| Ok(describe(source, &tensors.down, &tensors.down_shape)?.weight);
-    let part = |(first_expert, weight, group): Group<'_, WeightType>| {
+    let part = |(first_expert, weight, group): TensorGroup<'_, WeightType>| {
         let mut n = 0;
         let mut members = Vec::new();
         for tensors in group {
             members.push(tensors.down_member(n * dim, ffn_dim));
             n += tensors.n;
         }
-        Part::declare(target, first_expert, (weight, members), n, [dim, ffn_dim])
+        ExpertMatrix::declare(target, first_expert, (weight, members), n, [dim, ffn_dim])
     };
     alike(tensors, weight)?.into_iter().map(part).collect()
 }
 
-impl Part {
+impl ExpertMatrix {
     /// Declares the matrix of `n` experts with these rows and columns each.
     fn declare(
         target: &Target,
@@ -328,10 +328,10 @@ impl Part {
         (weight, members): (WeightType, Vec<(String, RowPlaces)>),
         n: u32,
         [rows, cols]: [u32; 2],
-    ) -> Result<Part, Error> {
+    ) -> Result<ExpertMatrix, Error> {
         let label = members.first().map_or("", |(name, _)| name);
         let matrix = Matrix::declare_whole(target, label, weight, n * rows, cols, rows)?;
-        Ok(Part { first_expert, rows, matrix, members })
+        Ok(ExpertMatrix { first_expert, rows, matrix, members })
     }
 
     fn destinations(&self) -> impl Iterator<Item = (&str, Destination)> {
@@ -380,25 +380,25 @@ impl Transformer {
             let tiles = ExpertTiles::record(rec, &routes, n_experts)?;
             let up = rec.temporary("up", &[n_slots, 2 * ffn_dim])?;
             for UpPart { rows: kind, part } in &matrices.up {
-                let &Part { first_expert, rows, matrix: ref w, .. } = part;
+                let &ExpertMatrix { first_expert, rows, matrix: ref w, .. } = part;
                 let y_start = if *kind == ExpertRows::Ups { ffn_dim } else { 0 };
                 let product = ExpertProduct { w, rows, first_expert, bias: up_bias, y_start };
                 product.record(rec, &tiles, &x, &up)?; // [T K, 2 F]
             }
             gated(rec, gate, &up, &activated)?; // [T K, F]
             let each = rec.temporary("each", &[n_slots, self.config.dim])?;
-            for &Part { first_expert, rows, matrix: ref w, .. } in &matrices.down {
+            for &ExpertMatrix { first_expert, rows, matrix: ref w, .. } in &matrices.down {
                 let product = ExpertProduct { w, rows, first_expert, bias: down_bias, y_start: 0 };
                 product.record(rec, &tiles, &activated, &each)?; // [T K, C]
             }
             expert_sum(rec, &each, &routes, accumulate, &result)?; // [T, C]
         } else {
-            for UpPart { rows, part: Part { first_expert, matrix: w, .. } } in &matrices.up {
+            for UpPart { rows, part: ExpertMatrix { first_expert, matrix: w, .. } } in &matrices.up {
                 let (rows, first_expert) = (*rows, *first_expert);
                 let product = ExpertGateUp { w, rows, first_expert, bias: up_bias, norm, gate };
                 product.record(rec, &x, &routes, &activated)?; // [T K, F]
             }
-            for (i, Part { first_expert, matrix: w, .. }) in matrices.down.iter().enumerate() {
+            for (i, ExpertMatrix { first_expert, matrix: w, .. }) in matrices.down.iter().enumerate() {
                 let (first_expert, accumulate) = (*first_expert, accumulate || i > 0);
                 let product = ExpertDown { w, first_expert, bias: down_bias, accumulate };
                 product.record(rec, &activated, &routes, &result)?; // [T, C]

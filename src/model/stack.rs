@@ -104,7 +104,7 @@ impl RowPlaces {
 /// Matrices with one input, such as Q, K and V: neighbours of one weight type are a single matrix.
 #[derive(Clone, Debug)]
 pub struct Stack {
-    parts: Vec<Part>,
+    parts: Vec<StackPart>,
     bias: Option<Joined>,
     /// LoRA deltas.
     #[cfg(feature = "lora")]
@@ -112,7 +112,7 @@ pub struct Stack {
 }
 
 #[derive(Clone, Debug)]
-struct Part {
+struct StackPart {
     matrix: Matrix,
     /// Source tensors from top to bottom, and their rows.
     members: Vec<(String, u32)>,
@@ -179,7 +179,7 @@ impl Stack {
         }
         let part = |(weight, members): (WeightType, Vec<(String, u32)>)| {
             let matrix = Matrix::declare(target, &label(&members), weight, n_rows(&members), cols)?;
-            Ok(Part { matrix, members })
+            Ok(StackPart { matrix, members })
         };
         let parts = groups.into_iter().map(part).collect::<Result<_, Error>>()?;
 

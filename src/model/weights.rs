@@ -370,7 +370,7 @@ impl Weights {
     ///
     /// # Errors
     /// Errors of [`Matrix::declare`].
-    pub(crate) fn keep_experts(
+    pub(crate) fn cache_experts(
         &mut self,
         target: &Target,
         config: &ModelConfig,

@@ -85,11 +85,11 @@ impl std::ops::Add for BreakerStats {
 #[derive(Debug, Default)]
 pub struct Breaker {
     options: BreakerOptions,
-    state: Mutex<State>,
+    state: Mutex<BreakerState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BreakerState {
     stats: BreakerStats,
     /// Times of the losses that still count.
     recent: Vec<Instant>,
@@ -97,7 +97,7 @@ struct State {
     since: Option<Instant>,
 }
 
-impl State {
+impl BreakerState {
     fn open(&mut self, now: Instant) {
         self.since = Some(now);
         self.recent.clear();
@@ -120,7 +120,7 @@ impl Breaker {
     }
 
     /// The state at `now`.
-    fn state(&self, now: Instant) -> MutexGuard<'_, State> {
+    fn state(&self, now: Instant) -> MutexGuard<'_, BreakerState> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let held = state.since.map(|since| now.saturating_duration_since(since));
         if state.stats.circuit == Circuit::HalfOpen && held.is_some_and(|held| held > self.options.within) {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circuit_opens_after_too_many_losses_and_is_tried_after_a_while() {
+    fn circuit_opens_after_repeated_losses_and_is_retried_later() {
         let usual = BreakerOptions::default();
         let twice = BreakerOptions { losses: 2, within: Duration::from_secs(30), ..usual };
         let never = BreakerOptions { retry_after: None, ..usual };

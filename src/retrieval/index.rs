@@ -149,7 +149,7 @@ struct Shard {
 
 /// The parameters of a recorded search, besides the shards.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Shape {
+struct SearchShape {
     batch: u32,
     k: u32,
     is_filtered: bool,
@@ -168,7 +168,7 @@ struct RecordedSearch {
 #[derive(Default)]
 struct RecordedSearches {
     workspace: Workspace,
-    by_shape: HashMap<Shape, RecordedSearch>,
+    by_shape: HashMap<SearchShape, RecordedSearch>,
 }
 
 /// Vectors on a device, searchable for the best matches.
@@ -309,7 +309,7 @@ impl Index {
                 found.extend(vec![Vec::new(); n]);
                 continue;
             }
-            let shape = Shape {
+            let shape = SearchShape {
                 batch: (n as u32).next_power_of_two(),
                 k: (k as u32).next_power_of_two().max(8),
                 is_filtered: filter.is_some(),
@@ -471,7 +471,7 @@ impl Index {
     }
 
     /// Runs the self-test of this search.
-    async fn test(&self, shape: Shape) -> Result<(), Error> {
+    async fn test(&self, shape: SearchShape) -> Result<(), Error> {
         let is_known = self.searches.lock().unwrap_or_else(PoisonError::into_inner).by_shape.contains_key(&shape);
         if is_known {
             return Ok(());
@@ -482,7 +482,7 @@ impl Index {
     }
 
     /// Submits a search for up to [`MAX_BATCH`] queries, under a lock from its first write to its run.
-    fn start(&self, queries: &[f32], shape: Shape, filter: Option<&Bitset>) -> Result<Pending, Error> {
+    fn start(&self, queries: &[f32], shape: SearchShape, filter: Option<&Bitset>) -> Result<Pending, Error> {
         let mut searches = self.searches.lock().unwrap_or_else(PoisonError::into_inner);
         let RecordedSearches { workspace, by_shape } = &mut *searches;
         let search = match by_shape.entry(shape) {
@@ -504,7 +504,7 @@ impl Index {
 
     fn record(
         &self,
-        Shape { batch, k, is_filtered }: Shape,
+        SearchShape { batch, k, is_filtered }: SearchShape,
         workspace: &mut Workspace,
     ) -> Result<RecordedSearch, Error> {
         let cols = self.options.storage.cols(self.dims);

@@ -38,9 +38,9 @@ use crate::recording::Workspace;
 use crate::retrieval::Hit;
 use crate::tensor::Tensor;
 use crate::tuning::record_tested;
-use encoder::Encoder;
+use encoder::MolEncoder;
 use lane::{By, Lane};
-use top::Top;
+use top::TopHits;
 
 /// Items scored at a time.
 const STRIP: usize = 1 << 16;
@@ -108,7 +108,7 @@ pub struct MolHits {
 }
 
 /// Consecutive items.
-struct Shard {
+struct ItemShard {
     first: u32,
     n_items: usize,
     /// `[M I, D]`.
@@ -126,11 +126,11 @@ pub struct Mol {
     device: Device,
     config: MolConfig,
     gate: MolGate,
-    query_encoder: Encoder,
-    item_encoder: Encoder,
+    query_encoder: MolEncoder,
+    item_encoder: MolEncoder,
     users: Vec<Vec<f32>>,
     storage: WeightType,
-    shards: Vec<Shard>,
+    shards: Vec<ItemShard>,
     n_items: usize,
     /// Norm of the longest component of an item.
     norm: f32,
@@ -153,8 +153,8 @@ impl Mol {
         let gate = MolGateWeights { w1: &pair.w1, b1: &pair.b1, w2: &pair.w2, b2: &pair.b2 };
         Ok(Mol {
             gate: MolGate::new(device, config.form, &gate)?,
-            query_encoder: Encoder::new(device, &weights.query, config.glu, &weights.query_gate)?,
-            item_encoder: Encoder::new(device, &weights.item, config.glu, &weights.item_gate)?,
+            query_encoder: MolEncoder::new(device, &weights.query, config.glu, &weights.query_gate)?,
+            item_encoder: MolEncoder::new(device, &weights.item, config.glu, &weights.item_gate)?,
             users: weights.users.clone(),
             device: device.clone(),
             config,
@@ -223,7 +223,7 @@ impl Mol {
         usize::try_from((limit - 16) / largest).unwrap_or(STRIP).clamp(1, STRIP)
     }
 
-    async fn shard(&mut self, items: &[f32], width: usize) -> Result<Shard, Error> {
+    async fn shard(&mut self, items: &[f32], width: usize) -> Result<ItemShard, Error> {
         let MolConfig { form, dim, .. } = self.config;
         let (m, d, n_items) = (form.item_components as usize, dim as usize, items.len() / width);
         let mut components = vec![0.0; m * n_items * d];
@@ -251,7 +251,7 @@ impl Mol {
             matrix.upload(device, &[&packed(weight, values, d)])?;
             Ok::<_, Error>(matrix)
         };
-        Ok(Shard {
+        Ok(ItemShard {
             first: self.n_items as u32,
             n_items,
             components: matrix("mol.components", self.storage, m * n_items, &components)?,
@@ -431,7 +431,7 @@ impl Batch<'_> {
             best.truncate(self.norms.len());
             return Ok(best);
         }
-        Ok(self.most(by, n).await?.into_iter().map(Top::into_hits).collect())
+        Ok(self.most(by, n).await?.into_iter().map(TopHits::into_hits).collect())
     }
 
     /// The best items of each query, unordered.
@@ -439,13 +439,13 @@ impl Batch<'_> {
         if n <= MAX_TOP as usize {
             return Ok(ids(self.best(by, n).await?));
         }
-        Ok(self.most(by, n).await?.into_iter().map(Top::into_ids).collect())
+        Ok(self.most(by, n).await?.into_iter().map(TopHits::into_ids).collect())
     }
 
     /// The best items of each query, selected by the host.
-    async fn most(&mut self, by: By, n: usize) -> Result<Vec<Top>, Error> {
-        let mut tops = vec![Top::new(n); self.norms.len()];
-        self.scan(by, &mut tops, Top::extend).await?;
+    async fn most(&mut self, by: By, n: usize) -> Result<Vec<TopHits>, Error> {
+        let mut tops = vec![TopHits::new(n); self.norms.len()];
+        self.scan(by, &mut tops, TopHits::extend).await?;
         Ok(tops)
     }
 
@@ -495,7 +495,7 @@ impl Batch<'_> {
         let (n, m) = (form.query_components as usize, form.item_components as usize);
         let is_pair = |i: usize, j: usize| form.pairing == Pairing::Cross || i == j;
         let components: Vec<f32> = device.read(&self.lane.inputs().components).await?;
-        let mut tops = vec![Top::new(per_pair); n_queries * n * m];
+        let mut tops = vec![TopHits::new(per_pair); n_queries * n * m];
         for shard in &self.mol.shards {
             let row_bytes = 4 * m * shard.n_items;
             let n_rows = (LOGITS_BYTES / row_bytes).clamp(1, n_queries * n);
@@ -520,7 +520,7 @@ impl Batch<'_> {
                 }
             }
         }
-        let mut tops = tops.into_iter().map(Top::into_ids);
+        let mut tops = tops.into_iter().map(TopHits::into_ids);
         Ok((0..n_queries).map(|_| tops.by_ref().take(n * m).flatten().collect()).collect())
     }
 
@@ -532,7 +532,7 @@ impl Batch<'_> {
             ids.sort_unstable();
             ids.dedup();
         }
-        let mut tops = vec![Top::new(k); candidates.len()];
+        let mut tops = vec![TopHits::new(k); candidates.len()];
         for (i, shard) in self.mol.shards.iter().enumerate() {
             let of_shard: Vec<&[u32]> = (candidates.iter())
                 .map(|ids| {
@@ -557,7 +557,7 @@ impl Batch<'_> {
                 }
             }
         }
-        let hits = finite(tops.into_iter().map(Top::into_hits).collect())?;
+        let hits = finite(tops.into_iter().map(TopHits::into_hits).collect())?;
         Ok(MolHits { hits, scored: candidates.iter().map(Vec::len).collect() })
     }
 }

@@ -9,7 +9,7 @@ use crate::model::ModelConfig;
 
 /// A description of a model.
 #[derive(Clone, Debug)]
-pub struct About {
+pub struct ModelDescription {
     name: String,
     config: ModelConfig,
     /// Its capabilities, as Ollama names them.
@@ -20,9 +20,9 @@ pub struct About {
     template: String,
 }
 
-impl About {
+impl ModelDescription {
     /// Describes a model by its files' headers.
-    pub fn of_file(file: &ModelFile) -> About {
+    pub fn of_file(file: &ModelFile) -> ModelDescription {
         let header = &file.header;
         let shares = header.catalog.shares();
         let source = header.chat.templates.first().map(|(_, source)| source.clone()).unwrap_or_default();
@@ -37,7 +37,7 @@ impl About {
                 (shape.config.clone(), vec![capability])
             }
         };
-        About {
+        ModelDescription {
             name: header.name.clone(),
             config,
             capabilities,
@@ -48,7 +48,7 @@ impl About {
     }
 
     /// Describes a loaded model whose files are unknown.
-    pub fn of_loaded(loaded: &Loaded) -> About {
+    pub fn of_loaded(loaded: &Loaded) -> ModelDescription {
         let (name, config, types) = match loaded {
             Loaded::Decoder(decoder) => {
                 (decoder.model().name(), decoder.model().config(), decoder.model().block_types())
@@ -56,7 +56,7 @@ impl About {
             Loaded::Embedder(embedder) => (embedder.name(), embedder.config(), embedder.block_types()),
             Loaded::Reranker(reranker) => (reranker.name(), reranker.config(), reranker.block_types()),
         };
-        let mut about = About {
+        let mut about = ModelDescription {
             name: name.to_owned(),
             config: config.clone(),
             capabilities: Vec::new(),
@@ -95,7 +95,7 @@ impl About {
     /// Ollama's answer to `/api/show`, with GGUF's metadata names. `context_length` is the server's, if the model is
     /// loaded.
     pub fn shown(&self, format: &str, context_length: Option<u32>) -> Json {
-        let About { config, .. } = self;
+        let ModelDescription { config, .. } = self;
         let architecture = &config.architecture;
         let mut info = Map::new();
         info.insert("general.architecture".into(), architecture.as_str().into());

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
 
-use super::app::Since;
+use super::app::RequestContext;
 use super::errors::ApiError;
 use super::metrics::Metrics;
 use super::models::{Decoder, Lease};
@@ -24,28 +24,28 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// How the answers to a prompt are generated. They differ only in their seeds.
 #[derive(Clone)]
-pub struct Choices {
+pub struct AnswerOptions {
     pub options: GenerateOptions,
     pub seeds: Vec<u64>,
 }
 
 /// A prompt and its options, shared by all of its answers so that the request is held in memory once.
-pub struct Ask {
+pub struct PreparedPrompt {
     pub ids: Vec<u32>,
-    pub choices: Arc<Choices>,
+    pub choices: Arc<AnswerOptions>,
     /// Parses answers, a clone each; `None` for plain text.
     pub reader: Option<AnswerReader>,
 }
 
 /// A token and its log probability.
 #[derive(Clone, Debug)]
-pub struct Token {
+pub struct ScoredToken {
     pub bytes: Vec<u8>,
     pub logprob: f32,
     pub top: Vec<(Vec<u8>, f32)>,
 }
 
-impl Token {
+impl ScoredToken {
     /// The token's text; a partial character becomes U+FFFD.
     pub fn text(bytes: &[u8]) -> String {
         String::from_utf8_lossy(bytes).into_owned()
@@ -59,7 +59,7 @@ pub struct Delta {
     pub text: String,
     pub calls: Vec<ToolCall>,
     /// Tokens whose text is final, if requested. Tokens of a stop string are never sent.
-    pub tokens: Vec<Token>,
+    pub tokens: Vec<ScoredToken>,
 }
 
 impl Delta {
@@ -118,27 +118,27 @@ impl End {
 }
 
 /// An event of the answer with that index.
-pub enum Said {
+pub enum AnswerEvent {
     Delta(usize, Delta),
     End(usize, End),
 }
 
 /// An answer not yet submitted.
-struct Waiting {
+struct PendingAnswer {
     index: usize,
-    ask: Arc<Ask>,
+    ask: Arc<PreparedPrompt>,
     seed: u64,
 }
 
 /// An answer in progress.
-struct Running {
+struct RunningAnswer {
     index: usize,
     stream: Stream,
     reader: Option<AnswerReader>,
     /// Tokens that end the text without being part of it.
     end_ids: Vec<u32>,
     /// Tokens whose text is not sent yet.
-    held: VecDeque<Token>,
+    held: VecDeque<ScoredToken>,
     has_calls: bool,
     latest: Option<Instant>,
     stages: Stages,
@@ -146,7 +146,7 @@ struct Running {
 
 /// Token usage of a request.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Used {
+pub struct RequestUsage {
     pub tokens: Usage,
     /// Completion tokens that are reasoning, including its markers.
     pub reasoning_tokens: usize,
@@ -160,9 +160,9 @@ pub struct Answers {
     since: Instant,
     cache_salt: Option<String>,
     deadline: Instant,
-    waiting: VecDeque<Waiting>,
-    running: Vec<Running>,
-    said: VecDeque<Said>,
+    waiting: VecDeque<PendingAnswer>,
+    running: Vec<RunningAnswer>,
+    events: VecDeque<AnswerEvent>,
     /// The number of answers per prompt, and the usage of each answer.
     n_each: usize,
     usages: Vec<Usage>,
@@ -179,8 +179,8 @@ impl Answers {
     pub fn begin(
         lease: Lease,
         metrics: Arc<Metrics>,
-        asks: Vec<Ask>,
-        since: &Since,
+        asks: Vec<PreparedPrompt>,
+        since: &RequestContext,
         deadline: Instant,
     ) -> Result<Answers, ApiError> {
         let decoder = lease.decoder()?;
@@ -191,7 +191,7 @@ impl Answers {
             decoder.model().check_prompt(&ask.ids)?;
             let ask = Arc::new(ask);
             for &seed in &ask.choices.seeds {
-                waiting.push_back(Waiting { index: waiting.len(), ask: ask.clone(), seed });
+                waiting.push_back(PendingAnswer { index: waiting.len(), ask: ask.clone(), seed });
             }
         }
         let n = waiting.len();
@@ -205,7 +205,7 @@ impl Answers {
             deadline,
             waiting,
             running: Vec::new(),
-            said: VecDeque::new(),
+            events: VecDeque::new(),
             n_each,
             usages: vec![Usage::default(); n],
             n_reasoning: 0,
@@ -231,7 +231,7 @@ impl Answers {
             if may_wait && !self.decoder.engine.has_room() {
                 return Ok(());
             }
-            let Waiting { index, ref ask, seed } = *next;
+            let PendingAnswer { index, ref ask, seed } = *next;
             let options = GenerateOptions { seed, ..ask.choices.options.clone() };
             let tokenizer = self.decoder.model().tokenizer()?;
             let end_ids = options.end_ids(Some(tokenizer));
@@ -245,13 +245,22 @@ impl Answers {
             let reader = ask.reader.clone();
             self.waiting.pop_front();
             let (held, stages) = (VecDeque::new(), self.operation.queued(index));
-            self.running.push(Running { index, stream, reader, end_ids, held, has_calls: false, latest: None, stages });
+            self.running.push(RunningAnswer {
+                index,
+                stream,
+                reader,
+                end_ids,
+                held,
+                has_calls: false,
+                latest: None,
+                stages,
+            });
         }
         Ok(())
     }
 
     /// Tokens of all prompts and answers so far.
-    pub fn usage(&self) -> Used {
+    pub fn usage(&self) -> RequestUsage {
         let mut sum = Usage::default();
         for (index, usage) in self.usages.iter().enumerate() {
             // All answers share the prompt; tokens that later ones found cached were computed for the first.
@@ -261,17 +270,17 @@ impl Answers {
             }
             sum.completion_tokens += usage.completion_tokens;
         }
-        Used { tokens: sum, reasoning_tokens: self.n_reasoning }
+        RequestUsage { tokens: sum, reasoning_tokens: self.n_reasoning }
     }
 
     /// The next event; `None` when all answers have ended.
     ///
     /// # Errors
     /// Errors of the engine.
-    pub async fn next(&mut self) -> Option<Result<Said, ApiError>> {
+    pub async fn next(&mut self) -> Option<Result<AnswerEvent, ApiError>> {
         loop {
-            if let Some(said) = self.said.pop_front() {
-                return Some(Ok(said));
+            if let Some(event) = self.events.pop_front() {
+                return Some(Ok(event));
             }
             if let Err(error) = self.submit(true) {
                 return Some(Err(self.failed(error)));
@@ -329,7 +338,7 @@ impl Answers {
             let top = told.top.iter().map(|&(id, logprob)| (bytes(id), logprob)).collect();
             // The end token may complete the text, but is not one of its tokens.
             if !answer.end_ids.contains(&piece.id) {
-                answer.held.push_back(Token { bytes: bytes(piece.id), logprob: told.logprob, top });
+                answer.held.push_back(ScoredToken { bytes: bytes(piece.id), logprob: told.logprob, top });
             }
             let n_certain = answer.held.len().saturating_sub(piece.held);
             delta.tokens.extend(answer.held.drain(..n_certain));
@@ -344,7 +353,7 @@ impl Answers {
         }
         answer.has_calls |= !delta.calls.is_empty();
         if !delta.is_empty() {
-            self.said.push_back(Said::Delta(answer.index, delta));
+            self.events.push_back(AnswerEvent::Delta(answer.index, delta));
         }
         Ok(())
     }
@@ -368,12 +377,12 @@ impl Answers {
         }
         let has_calls = answer.has_calls || !delta.calls.is_empty();
         if !delta.is_empty() {
-            self.said.push_back(Said::Delta(answer.index, delta));
+            self.events.push_back(AnswerEvent::Delta(answer.index, delta));
         }
         let end = End { reason, has_calls, usage };
         answer.stages.end(usage, Some(end.finish()));
         self.operation.finished(answer.index, end.finish());
-        self.said.push_back(Said::End(answer.index, end));
+        self.events.push_back(AnswerEvent::End(answer.index, end));
         Ok(())
     }
 
@@ -381,12 +390,12 @@ impl Answers {
     ///
     /// # Errors
     /// As [`Answers::next`].
-    pub async fn whole(&mut self, most: usize) -> Result<Vec<(Delta, End)>, ApiError> {
+    pub async fn collect(&mut self, most: usize) -> Result<Vec<(Delta, End)>, ApiError> {
         let mut whole: Vec<(Delta, Option<End>)> = self.usages.iter().map(|_| (Delta::default(), None)).collect();
         let mut n_bytes = 0;
-        while let Some(said) = self.next().await {
-            match said? {
-                Said::Delta(index, delta) => {
+        while let Some(event) = self.next().await {
+            match event? {
+                AnswerEvent::Delta(index, delta) => {
                     n_bytes += delta.size_bytes();
                     let all = &mut whole[index].0;
                     all.thinking += &delta.thinking;
@@ -394,7 +403,7 @@ impl Answers {
                     all.calls.extend(delta.calls);
                     all.tokens.extend(delta.tokens);
                 }
-                Said::End(index, end) => whole[index].1 = Some(end),
+                AnswerEvent::End(index, end) => whole[index].1 = Some(end),
             }
             if n_bytes > most {
                 for (index, (delta, end)) in whole.iter_mut().enumerate() {
@@ -449,14 +458,14 @@ impl CallIds {
     }
 
     /// A call in OpenAI's format.
-    pub fn told(&mut self, call: &ToolCall) -> Json {
+    pub fn call_json(&mut self, call: &ToolCall) -> Json {
         let arguments = Json::Object(call.arguments.clone()).to_string();
         json!({"id": self.of(call), "type": "function", "function": {"name": call.name, "arguments": arguments}})
     }
 }
 
 /// Token usage in OpenAI's format.
-pub fn usage_told(Used { tokens: usage, reasoning_tokens }: Used) -> Json {
+pub fn usage_json(RequestUsage { tokens: usage, reasoning_tokens }: RequestUsage) -> Json {
     json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -474,11 +483,11 @@ mod tests {
     use crate::engine::{Engine, EngineOptions};
     use crate::generate::Model;
     use crate::serve::models::{KeepOptions, Loaded, ModelSpec, Models};
-    use crate::serve::telemetry::{Telemetry, Trace};
+    use crate::serve::telemetry::{Telemetry, TraceContext};
 
     /// A request is held once, and one of its answers is submitted, however many answers it asks for.
     #[test]
-    fn answers_of_a_request_share_what_it_says() {
+    fn answers_of_a_request_share_its_content_in_memory() {
         let model = Model::builtin(&Device::cpu()).unwrap();
         let (engine, _driver) = Engine::new(&model, &EngineOptions::default()).unwrap();
         let decoder = Arc::new(Decoder::of(engine, Some("chatml")).unwrap());
@@ -488,11 +497,11 @@ mod tests {
         let lease = pollster::block_on(models.get("story")).ok().unwrap();
 
         let options = GenerateOptions { stop: vec!["x".repeat(1024); 64], ..GenerateOptions::default() };
-        let choices = Arc::new(Choices { options, seeds: (0..128).collect() });
+        let choices = Arc::new(AnswerOptions { options, seeds: (0..128).collect() });
         let tools = vec![json!({"type": "function", "function": {"name": "f", "description": "x".repeat(1 << 20)}})];
         let reader = Some(AnswerReader::new(Format::Hermes).with_tools(&tools));
-        let ask = Ask { ids: vec![1; 100], choices: choices.clone(), reader };
-        let since = Since { at: Instant::now(), trace: Trace::default(), cache_salt: None };
+        let ask = PreparedPrompt { ids: vec![1; 100], choices: choices.clone(), reader };
+        let since = RequestContext { at: Instant::now(), trace: TraceContext::default(), cache_salt: None };
         let metrics = Arc::new(Metrics::new(&Telemetry::default()));
         let deadline = Instant::now() + Duration::from_secs(60);
         let answers = Answers::begin(lease, metrics, vec![ask], &since, deadline).ok().unwrap();

@@ -12,8 +12,8 @@ use serde_json::{Map, Value as Json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::Tell;
-use super::answers::{Answers, Ask};
+use super::LogSink;
+use super::answers::{Answers, PreparedPrompt};
 use super::connections::AtWork;
 use super::conversation::Conversation;
 use super::embeddings::Vectors;
@@ -23,8 +23,8 @@ use super::guard::Guard;
 use super::limits::Limits;
 use super::metrics::Metrics;
 use super::models::{Decoder, Lease, Loaded, Models};
-use super::page::Page;
-use super::telemetry::{Telemetry, Trace};
+use super::page::StaticFiles;
+use super::telemetry::{Telemetry, TraceContext};
 use crate::engine::Usage;
 use crate::error::Error;
 use crate::panics::caught;
@@ -42,9 +42,9 @@ pub struct App {
     pub limits: Limits,
     pub guard: Guard,
     pub metrics: Arc<Metrics>,
-    pub page: Option<Page>,
+    pub page: Option<StaticFiles>,
     /// Receives each request's method, endpoint, status and duration, never its content.
-    pub log: Option<Tell>,
+    pub log: Option<LogSink>,
     /// Sends traces of requests.
     pub telemetry: Telemetry,
     /// Permits for threads that parse large bodies and make prompts.
@@ -81,7 +81,12 @@ impl App {
     ///
     /// # Errors
     /// Errors of [`Models::get`], [`Conversation::prepare`] and [`Answers::begin`].
-    pub async fn converse(&self, model: &str, conversation: Conversation, since: &Since) -> Result<Answers, ApiError> {
+    pub async fn converse(
+        &self,
+        model: &str,
+        conversation: Conversation,
+        since: &RequestContext,
+    ) -> Result<Answers, ApiError> {
         let lease = self.models.get(model).await?;
         self.answer_conversation(lease, since, conversation).await
     }
@@ -93,7 +98,7 @@ impl App {
     pub async fn answer_conversation(
         &self,
         lease: Lease,
-        since: &Since,
+        since: &RequestContext,
         conversation: Conversation,
     ) -> Result<Answers, ApiError> {
         let is_slow = conversation.has_grammar() || is_long(conversation.prompt_bytes());
@@ -109,9 +114,9 @@ impl App {
     pub async fn answer(
         &self,
         lease: Lease,
-        since: &Since,
+        since: &RequestContext,
         is_slow: bool,
-        asks: impl FnOnce(&Decoder) -> Result<Vec<Ask>, ApiError> + Send + 'static,
+        asks: impl FnOnce(&Decoder) -> Result<Vec<PreparedPrompt>, ApiError> + Send + 'static,
     ) -> Result<Answers, ApiError> {
         let decoder = lease.decoder()?;
         if let Err(error) = decoder.engine.expect_room() {
@@ -139,7 +144,7 @@ impl App {
     pub async fn compute(
         &self,
         lease: Lease,
-        trace: &Trace,
+        trace: &TraceContext,
         part: impl FnMut(&Loaded, usize) -> Option<Result<Vectors, Error>> + Send + 'static,
     ) -> Result<Vec<Vectors>, ApiError> {
         let mut operation = trace.operation(lease.entry.name(), 1);
@@ -168,7 +173,7 @@ impl App {
         };
         let turn = entry.computing.clone().acquire_owned().await;
         begins();
-        let wanted = Wanted(Arc::new(AtomicBool::new(true)));
+        let wanted = CancelOnDrop(Arc::new(AtomicBool::new(true)));
         let is_wanted = wanted.0.clone();
         let work = tokio::task::spawn_blocking(move || {
             let _turn = turn;
@@ -249,9 +254,9 @@ impl App {
 }
 
 /// Set while the client waits.
-struct Wanted(Arc<AtomicBool>);
+struct CancelOnDrop(Arc<AtomicBool>);
 
-impl Drop for Wanted {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Relaxed);
     }
@@ -263,41 +268,41 @@ fn broken() -> ApiError {
 
 /// A request's start time, trace and cache salt.
 #[derive(Clone)]
-pub struct Since {
+pub struct RequestContext {
     pub at: Instant,
-    pub trace: Trace,
+    pub trace: TraceContext,
     /// See [`Request::cache_salt`](crate::engine::Request::cache_salt): API key and field of that name.
     pub cache_salt: Option<String>,
 }
 
-impl Since {
+impl RequestContext {
     /// Maximum length of the field, in bytes.
-    const MOST_SALT_BYTES: usize = 256;
+    const MAX_SALT_BYTES: usize = 256;
 
-    fn salted(mut self, request: &Json) -> Result<Since, ApiError> {
+    fn salted(mut self, request: &Json) -> Result<RequestContext, ApiError> {
         let Some(fields) = Fields::of(request).ok().filter(|fields| fields.get("cache_salt").is_some()) else {
             return Ok(self);
         };
         match fields.text("cache_salt")? {
-            Some(salt) if (1..=Self::MOST_SALT_BYTES).contains(&salt.len()) => {
+            Some(salt) if (1..=Self::MAX_SALT_BYTES).contains(&salt.len()) => {
                 // Keys are hexadecimal digests, so no two pairs of key and field give the same salt.
                 self.cache_salt = Some(format!("{} {salt}", self.cache_salt.unwrap_or_default()));
                 Ok(self)
             }
-            _ => Err(fields.wrong("cache_salt", &format!("a text of 1 to {} bytes", Self::MOST_SALT_BYTES))),
+            _ => Err(fields.wrong("cache_salt", &format!("a text of 1 to {} bytes", Self::MAX_SALT_BYTES))),
         }
     }
 }
 
 /// A request's JSON.
-pub struct Asked {
+pub struct ApiRequest {
     pub json: Json,
-    pub since: Since,
+    pub since: RequestContext,
     /// The bytes it reserved.
     _held: Option<OwnedSemaphorePermit>,
 }
 
-impl Asked {
+impl ApiRequest {
     /// The fields.
     ///
     /// # Errors
@@ -307,12 +312,16 @@ impl Asked {
     }
 }
 
-impl FromRequest<Arc<App>> for Asked {
+impl FromRequest<Arc<App>> for ApiRequest {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Asked, ApiError> {
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<ApiRequest, ApiError> {
         let since = request.extensions().get().cloned();
-        let since = since.unwrap_or_else(|| Since { at: Instant::now(), trace: Trace::default(), cache_salt: None });
+        let since = since.unwrap_or_else(|| RequestContext {
+            at: Instant::now(),
+            trace: TraceContext::default(),
+            cache_salt: None,
+        });
         check_headers(request.headers(), request.uri().path().starts_with("/v1/"), app.limits.body_bytes)?;
         let awaits_body = request.extensions().get::<Arc<AtWork>>().cloned().map(AtWork::awaits_body);
         let (body, held) = app.read(request.into_body()).await?;
@@ -330,7 +339,7 @@ impl FromRequest<Arc<App>> for Asked {
             _ => app.prepare(move || parse(&body)).await,
         };
         let json = json?;
-        Ok(Asked { since: since.salted(&json)?, json, _held: held })
+        Ok(ApiRequest { since: since.salted(&json)?, json, _held: held })
     }
 }
 
@@ -381,18 +390,18 @@ fn too_large(most: usize) -> ApiError {
 }
 
 /// An answer's id, time and model.
-pub struct Head {
+pub struct AnswerMetadata {
     pub id: String,
     /// Seconds since 1970.
     pub created: u64,
     pub model: String,
 }
 
-impl Head {
+impl AnswerMetadata {
     /// A head with a new id.
-    pub fn new(kind: &str, model: &str) -> Head {
+    pub fn new(kind: &str, model: &str) -> AnswerMetadata {
         let random = || super::sampling::random();
-        Head {
+        AnswerMetadata {
             id: format!("{kind}-{:014x}{:014x}", random(), random()),
             created: now().as_secs(),
             model: model.to_owned(),
@@ -401,7 +410,7 @@ impl Head {
 
     /// The first fields of an object.
     pub fn object(&self, kind: &str) -> Map<String, Json> {
-        let Head { id, created, model } = self;
+        let AnswerMetadata { id, created, model } = self;
         let fields: [(&str, Json); 4] = [
             ("id", id.as_str().into()),
             ("object", kind.into()),
@@ -423,7 +432,7 @@ mod tests {
 
     /// Compares the count with the parsed values.
     #[test]
-    fn values_are_counted_before_they_are_made() {
+    fn json_values_are_counted_before_parsing() {
         fn n_read(value: &Json) -> usize {
             match value {
                 Json::Array(list) => 1 + list.iter().map(n_read).sum::<usize>(),

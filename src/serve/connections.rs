@@ -26,7 +26,7 @@ use tokio::sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore, oneshot
 use tokio::time::{Instant, MissedTickBehavior, Sleep, interval, sleep, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use super::Tell;
+use super::LogSink;
 use super::limits::Limits;
 use super::metrics::Metrics;
 use crate::error::Error;
@@ -41,7 +41,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 const GRACE: Duration = Duration::from_millis(200);
 
 /// Bytes of an answer buffered in a connection's socket.
-const MOST_UNSENT: usize = 128 << 10;
+const MAX_UNSENT: usize = 128 << 10;
 
 /// TLS for connections. Reloads the certificate and key files when they change, as on renewal.
 pub struct Tls {
@@ -71,7 +71,7 @@ impl Tls {
 
     /// Reloads changed files. On an error the earlier certificate stays in use until the files change again: one of
     /// the two may have been written first.
-    fn refresh(&self, tell: &Tell) {
+    fn refresh(&self, report: &LogSink) {
         let version = version(&self.certificates, &self.key);
         if self.current.lock().unwrap_or_else(PoisonError::into_inner).1 == version {
             return;
@@ -81,7 +81,7 @@ impl Tls {
         current.1 = version;
         match read {
             Ok(acceptor) => current.0 = acceptor,
-            Err(error) => tell(&format!("the previous certificate stays in use: {error}")),
+            Err(error) => report(&format!("the previous certificate stays in use: {error}")),
         }
     }
 }
@@ -123,7 +123,7 @@ pub struct Connections {
     pub metrics: Arc<Metrics>,
     pub tls: Option<Arc<Tls>>,
     /// Receives errors that clients do not see.
-    pub tell: Tell,
+    pub report: LogSink,
     /// Called regularly to unload idle models.
     pub sweep: Arc<dyn Fn() + Send + Sync>,
 }
@@ -133,7 +133,7 @@ impl Connections {
     pub async fn run(self, listener: StdListener, router: Router, end: impl Future<Output = ()>) -> io::Result<()> {
         let listener = TcpListener::from_std(listener)?;
         let drain = self.limits.drain;
-        let (sweep, tls, tell) = (self.sweep.clone(), self.tls.clone(), self.tell.clone());
+        let (sweep, tls, report) = (self.sweep.clone(), self.tls.clone(), self.report.clone());
         let sweeper = tokio::spawn(async move {
             let mut clock = interval(SWEEP);
             clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -141,7 +141,7 @@ impl Connections {
                 clock.tick().await;
                 sweep();
                 if let Some(tls) = &tls {
-                    tls.refresh(&tell);
+                    tls.refresh(&report);
                 }
             }
         });
@@ -164,8 +164,8 @@ impl Connections {
         router: Router,
         mut stopped: oneshot::Receiver<()>,
     ) -> GracefulShutdown {
-        let rooms = Arc::new(Semaphore::new(self.limits.connections));
-        let idle = Arc::new(Idle::default());
+        let permits = Arc::new(Semaphore::new(self.limits.connections));
+        let idle = Arc::new(IdleConnections::default());
         let graceful = GracefulShutdown::new();
         loop {
             // If all are busy, one connection waits here and further ones in the system's backlog.
@@ -173,8 +173,8 @@ impl Connections {
                 let (stream, _) = listener.accept().await?;
                 let room = tokio::select! {
                     biased;
-                    room = rooms.clone().acquire_owned() => room,
-                    room = idle.make_room(&rooms) => room,
+                    room = permits.clone().acquire_owned() => room,
+                    room = idle.make_room(&permits) => room,
                 };
                 Ok::<_, io::Error>((stream, room))
             };
@@ -187,7 +187,7 @@ impl Connections {
                 continue;
             };
             let (this, router, watcher) = (self.clone(), router.clone(), graceful.watcher());
-            let place = Arc::new(Place::new(&idle));
+            let entry = Arc::new(IdleEntry::new(&idle));
             tokio::spawn(async move {
                 let _room = room;
                 let _connected = this.metrics.connected();
@@ -195,18 +195,18 @@ impl Connections {
                 let _ = stream.set_nodelay(true);
                 let served = async {
                     match &this.tls {
-                        None => this.serve(stream, router, watcher, &place).await,
+                        None => this.serve(stream, router, watcher, &entry).await,
                         Some(tls) => {
                             let accepted = tls.acceptor().accept(stream);
                             if let Ok(Ok(stream)) = timeout(this.limits.header_time, accepted).await {
-                                this.serve(stream, router, watcher, &place).await;
+                                this.serve(stream, router, watcher, &entry).await;
                             }
                         }
                     }
                 };
                 tokio::select! {
                     () = served => {}
-                    () = place.turned_out.notified() => {}
+                    () = entry.closed.notified() => {}
                 }
             });
         }
@@ -218,25 +218,30 @@ impl Connections {
         stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
         router: Router,
         watcher: Watcher,
-        place: &Arc<Place>,
+        entry: &Arc<IdleEntry>,
     ) {
         let limits = &self.limits;
         let service = TowerToHyperService::new(router);
-        let heads = Arc::new(Mutex::new(Heads::new(limits.header_bytes)));
+        let heads = Arc::new(Mutex::new(HeadScanner::new(limits.header_bytes)));
         let service = service_fn(|mut request: Request<Incoming>| {
-            request.extensions_mut().insert(Arc::new(AtWork::new(place)));
+            request.extensions_mut().insert(Arc::new(AtWork::new(entry)));
             let has_two_lengths = heads.lock().unwrap_or_else(PoisonError::into_inner).has_two_lengths;
             request.extensions_mut().insert(Framing { has_two_lengths });
             service.call(request)
         });
-        let stream =
-            Impatient { stream, most: limits.write_time, waiting: None, heads: heads.clone(), place: place.clone() };
+        let stream = TimeoutStream {
+            stream,
+            most: limits.write_time,
+            waiting: None,
+            heads: heads.clone(),
+            entry: entry.clone(),
+        };
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(limits.header_time)
             .max_headers(limits.headers)
             .max_header_size(limits.header_bytes)
-            .max_buf_size(MOST_UNSENT.max(limits.header_bytes))
+            .max_buf_size(MAX_UNSENT.max(limits.header_bytes))
             .serve_connection(TokioIo::new(stream), service);
         let _ = watcher.watch(connection).await;
     }
@@ -245,8 +250,8 @@ impl Connections {
 /// Idle connections: first those without an answer so far, then by the start of their wait. They are closed to admit
 /// others, so that silent or slow clients cannot block the server.
 #[derive(Default)]
-struct Idle {
-    waiting: Mutex<Waiting>,
+struct IdleConnections {
+    waiting: Mutex<IdleQueue>,
     /// Notified of each new one.
     more: Notify,
 }
@@ -255,18 +260,18 @@ struct Idle {
 type Number = (bool, u64);
 
 #[derive(Default)]
-struct Waiting {
+struct IdleQueue {
     next: u64,
     connections: BTreeMap<Number, (Instant, Arc<Notify>)>,
 }
 
-impl Idle {
-    fn with<T>(&self, work: impl FnOnce(&mut Waiting) -> T) -> T {
+impl IdleConnections {
+    fn with<T>(&self, work: impl FnOnce(&mut IdleQueue) -> T) -> T {
         work(&mut self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Closes the connection idle for longest, as soon as there is one, and takes its permit.
-    async fn make_room(&self, rooms: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, AcquireError> {
+    async fn make_room(&self, permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, AcquireError> {
         loop {
             let more = self.more.notified();
             let longest = self.with(|waiting| match waiting.connections.first_entry() {
@@ -274,25 +279,25 @@ impl Idle {
                 first => first.map(|first| Err(first.get().0 + GRACE)),
             });
             match longest {
-                Some(Ok(turned_out)) => break turned_out.notify_one(),
+                Some(Ok(closed)) => break closed.notify_one(),
                 Some(Err(until)) => sleep_until(until).await,
                 None => more.await,
             }
         }
-        rooms.clone().acquire_owned().await
+        permits.clone().acquire_owned().await
     }
 }
 
 /// A connection's entry among the idle ones. It is idle when all output is sent and every request in progress waits
 /// for its body.
-struct Place {
-    idle: Arc<Idle>,
-    state: Mutex<PlaceState>,
-    turned_out: Arc<Notify>,
+struct IdleEntry {
+    idle: Arc<IdleConnections>,
+    state: Mutex<IdleState>,
+    closed: Arc<Notify>,
 }
 
 #[derive(Default)]
-struct PlaceState {
+struct IdleState {
     /// Its key among the idle ones.
     number: Option<Number>,
     had_answer: bool,
@@ -303,15 +308,15 @@ struct PlaceState {
     is_unsent: bool,
 }
 
-impl Place {
-    fn new(idle: &Arc<Idle>) -> Place {
-        let place = Place { idle: idle.clone(), state: Mutex::default(), turned_out: Arc::default() };
-        place.update(|_| ());
-        place
+impl IdleEntry {
+    fn new(idle: &Arc<IdleConnections>) -> IdleEntry {
+        let entry = IdleEntry { idle: idle.clone(), state: Mutex::default(), closed: Arc::default() };
+        entry.update(|_| ());
+        entry
     }
 
     /// Changes the state, and lists or unlists the connection as idle.
-    fn update(&self, change: impl FnOnce(&mut PlaceState)) {
+    fn update(&self, change: impl FnOnce(&mut IdleState)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state);
         let waits = state.n_at_work == state.n_awaiting && !state.is_unsent;
@@ -324,7 +329,7 @@ impl Place {
             }
             None => {
                 let own = (state.had_answer, waiting.next);
-                waiting.connections.insert(own, (Instant::now(), self.turned_out.clone()));
+                waiting.connections.insert(own, (Instant::now(), self.closed.clone()));
                 state.number = Some(own);
                 waiting.next += 1;
             }
@@ -340,19 +345,19 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for IdleEntry {
     fn drop(&mut self) {
         self.update(|state| state.is_unsent = true);
     }
 }
 
 /// A request in progress: its connection is not closed to admit others.
-pub struct AtWork(Arc<Place>);
+pub struct AtWork(Arc<IdleEntry>);
 
 impl AtWork {
-    fn new(place: &Arc<Place>) -> AtWork {
-        place.update(|state| state.n_at_work += 1);
-        AtWork(place.clone())
+    fn new(entry: &Arc<IdleEntry>) -> AtWork {
+        entry.update(|state| state.n_at_work += 1);
+        AtWork(entry.clone())
     }
 
     /// Marks the request's body as awaited until the result is dropped.
@@ -391,7 +396,7 @@ pub struct Framing {
 
 /// Scans request heads as they arrive, since hyper drops `Content-Length` from a request with `Transfer-Encoding`. A
 /// head with the latter is the last one, so that no chunked body has to be parsed.
-struct Heads {
+struct HeadScanner {
     /// The head received so far.
     head: Vec<u8>,
     most: usize,
@@ -402,9 +407,9 @@ struct Heads {
     has_two_lengths: bool,
 }
 
-impl Heads {
-    fn new(most: usize) -> Heads {
-        Heads { head: Vec::new(), most, n_skipped: 0, is_over: false, has_two_lengths: false }
+impl HeadScanner {
+    fn new(most: usize) -> HeadScanner {
+        HeadScanner { head: Vec::new(), most, n_skipped: 0, is_over: false, has_two_lengths: false }
     }
 
     fn read(&mut self, mut bytes: &[u8]) {
@@ -453,18 +458,18 @@ impl Heads {
 }
 
 /// A stream with a write timeout, so that a client that never reads cannot hold a connection.
-struct Impatient<S> {
+struct TimeoutStream<S> {
     stream: S,
     most: Duration,
     /// Set while writes are blocked.
     waiting: Option<Pin<Box<Sleep>>>,
     /// Scans all input.
-    heads: Arc<Mutex<Heads>>,
+    heads: Arc<Mutex<HeadScanner>>,
     /// Notified when all output is flushed.
-    place: Arc<Place>,
+    entry: Arc<IdleEntry>,
 }
 
-impl<S: Unpin> Impatient<S> {
+impl<S: Unpin> TimeoutStream<S> {
     fn within<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -483,7 +488,7 @@ impl<S: Unpin> Impatient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TimeoutStream<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = into.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, into);
@@ -494,7 +499,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimeoutStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.within(context, |stream, context| stream.poll_write(context, bytes))
     }
@@ -514,7 +519,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = self.within(context, |stream, context| stream.poll_flush(context));
         if matches!(flushed, Poll::Ready(Ok(()))) {
-            self.place.flushed();
+            self.entry.flushed();
         }
         flushed
     }
@@ -538,7 +543,7 @@ mod tests {
             limits: Limits::default(),
             metrics: Arc::new(Metrics::new(&Telemetry::default())),
             tls: None,
-            tell: Arc::new(|_| ()),
+            report: Arc::new(|_| ()),
             sweep: Arc::new(|| ()),
         }
     }
@@ -552,21 +557,21 @@ mod tests {
 
     /// A complete answer is handed to the connection at once, and written while its client reads.
     #[tokio::test]
-    async fn an_answer_that_is_not_written_keeps_its_connection() {
+    async fn connection_counts_as_busy_until_its_answer_is_written() {
         // More than socket buffers hold.
         const LEN: usize = 32 << 20;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
         let connections = connections();
-        let idle = Arc::new(Idle::default());
-        let place = Arc::new(Place::new(&idle));
+        let idle = Arc::new(IdleConnections::default());
+        let entry = Arc::new(IdleEntry::new(&idle));
         let n_waiting = || idle.with(|waiting| waiting.connections.len());
         assert_eq!(n_waiting(), 1);
         let router = Router::new().fallback(async || Body::from(vec![0; LEN]));
         let graceful = GracefulShutdown::new();
         let watcher = graceful.watcher();
-        let serving = tokio::spawn(async move { connections.serve(stream, router, watcher, &place).await });
+        let serving = tokio::spawn(async move { connections.serve(stream, router, watcher, &entry).await });
 
         client.writable().await.unwrap();
         let request = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n";
@@ -636,29 +641,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn little_of_an_answer_waits_for_its_client() {
+    async fn unsent_bytes_of_an_answer_are_bounded() {
         let n_taken = Arc::new(AtomicUsize::new(0));
         let of_body = n_taken.clone();
         let router = Router::new().fallback(async move || Body::new(Counted(of_body.clone())));
-        let place = Arc::new(Place::new(&Arc::default()));
+        let entry = Arc::new(IdleEntry::new(&Arc::default()));
         let graceful = GracefulShutdown::new();
         let (connections, watcher) = (connections(), graceful.watcher());
         let stuck = Stuck { request: b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n", room: 50_000 };
-        let serving = tokio::spawn(async move { connections.serve(stuck, router, watcher, &place).await });
+        let serving = tokio::spawn(async move { connections.serve(stuck, router, watcher, &entry).await });
         until(|| n_taken.load(Ordering::Relaxed) > 50_000).await;
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
         let n_taken = n_taken.load(Ordering::Relaxed);
-        assert!(n_taken <= 50_000 + MOST_UNSENT + (2 << 10), "{n_taken} bytes are taken");
+        assert!(n_taken <= 50_000 + MAX_UNSENT + (2 << 10), "{n_taken} bytes are taken");
         serving.abort();
     }
 
     /// However a head is split, and whatever precedes it.
     #[test]
-    fn a_head_with_two_lengths_is_seen() {
+    fn request_head_with_two_body_lengths_is_detected() {
         let told = |text: &str, n: usize| {
-            let mut heads = Heads::new(1000);
+            let mut heads = HeadScanner::new(1000);
             text.as_bytes().chunks(n).for_each(|piece| heads.read(piece));
             (heads.has_two_lengths, heads.is_over)
         };

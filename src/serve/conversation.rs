@@ -6,7 +6,7 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Ask, Choices};
+use super::answers::{AnswerOptions, PreparedPrompt};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
@@ -42,9 +42,13 @@ impl Conversation {
     ///
     /// # Errors
     /// Errors of [`ChatModel::prepare`](crate::ChatModel::prepare).
-    pub fn prepare(self, decoder: &Decoder) -> Result<Ask, ApiError> {
+    pub fn prepare(self, decoder: &Decoder) -> Result<PreparedPrompt, ApiError> {
         let ChatPrompt { ids, options, reader } = decoder.chat.prepare(&self.request)?;
-        Ok(Ask { ids, choices: Arc::new(Choices { options, seeds: self.seeds }), reader: Some(reader) })
+        Ok(PreparedPrompt {
+            ids,
+            choices: Arc::new(AnswerOptions { options, seeds: self.seeds }),
+            reader: Some(reader),
+        })
     }
 }
 

@@ -10,10 +10,10 @@ use base64::prelude::BASE64_STANDARD;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
-use super::app::{App, Asked};
+use super::app::{ApiRequest, App};
 use super::errors::ApiError;
 use super::models::{Lease, Loaded};
-use super::telemetry::Trace;
+use super::telemetry::TraceContext;
 use crate::error::Error;
 
 /// Texts computed between checks whether the client still waits.
@@ -29,7 +29,7 @@ pub type Vectors = (Vec<f32>, usize);
 pub async fn vectors_of(
     app: &App,
     lease: Lease,
-    trace: &Trace,
+    trace: &TraceContext,
     texts: Vec<String>,
 ) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let dims = lease.embedder()?.dims() as usize;
@@ -54,29 +54,29 @@ pub async fn vectors_of(
 
 /// An answer serialised from the numbers themselves: JSON values would take eighteen times the memory.
 #[derive(Serialize)]
-struct Told<'a> {
+struct EmbeddingResponse<'a> {
     object: &'static str,
-    data: Vec<ToldVector<'a>>,
+    data: Vec<EmbeddingData<'a>>,
     model: &'a str,
     usage: Json,
 }
 
 #[derive(Serialize)]
-struct ToldVector<'a> {
+struct EmbeddingData<'a> {
     object: &'static str,
     index: usize,
-    embedding: Embedding<'a>,
+    embedding: EncodedVector<'a>,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Embedding<'a> {
+enum EncodedVector<'a> {
     Numbers(&'a [f32]),
     Base64(String),
 }
 
 /// `/v1/embeddings`.
-pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.only(&[&["model", "input", "encoding_format", "dimensions", "user"]])?;
     let model = fields.some_text("model")?;
@@ -110,19 +110,19 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         let embedding = match as_base64 {
             true => {
                 let bytes: Vec<u8> = vector.iter().flat_map(|number| number.to_le_bytes()).collect();
-                Embedding::Base64(BASE64_STANDARD.encode(bytes))
+                EncodedVector::Base64(BASE64_STANDARD.encode(bytes))
             }
-            false => Embedding::Numbers(vector),
+            false => EncodedVector::Numbers(vector),
         };
-        ToldVector { object: "embedding", index, embedding }
+        EmbeddingData { object: "embedding", index, embedding }
     });
     let data = data.collect();
     let usage = json!({"prompt_tokens": n, "total_tokens": n});
-    Ok(Body(Told { object: "list", data, model, usage }).into_response())
+    Ok(Body(EmbeddingResponse { object: "list", data, model, usage }).into_response())
 }
 
 /// `/v1/rerank`, in the shape common to Cohere's and Jina's interfaces.
-pub async fn rerank(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+pub async fn rerank(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.only(&[&["model", "query", "documents", "top_n", "return_documents", "user"]])?;
     let model = fields.some_text("model")?;

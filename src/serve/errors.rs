@@ -11,7 +11,7 @@ use crate::error::Error;
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// Length of a value in a message, in characters.
-const MOST_SHOWN: usize = 60;
+const MAX_SHOWN: usize = 60;
 
 /// An error response.
 #[derive(Clone, Debug)]
@@ -121,13 +121,13 @@ fn shown(value: Option<&Json>) -> String {
     let Some(value) = value else { return "missing".into() };
     let json = match value {
         // Avoid serialising a long string for its beginning.
-        Json::String(text) => Json::from(text.chars().take(MOST_SHOWN + 1).collect::<String>()).to_string(),
-        Json::Array(list) if list.len() > MOST_SHOWN => format!("a list of {}", list.len()),
-        Json::Object(object) if object.len() > MOST_SHOWN => format!("an object of {} fields", object.len()),
+        Json::String(text) => Json::from(text.chars().take(MAX_SHOWN + 1).collect::<String>()).to_string(),
+        Json::Array(list) if list.len() > MAX_SHOWN => format!("a list of {}", list.len()),
+        Json::Object(object) if object.len() > MAX_SHOWN => format!("an object of {} fields", object.len()),
         other => other.to_string(),
     };
-    match json.chars().count() > MOST_SHOWN {
-        true => json.chars().take(MOST_SHOWN).chain(['…']).collect(),
+    match json.chars().count() > MAX_SHOWN {
+        true => json.chars().take(MAX_SHOWN).chain(['…']).collect(),
         false => json,
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json};
 use super::errors::ApiError;
 
 /// The largest integer that is exact in every language.
-const MOST_EXACT: u64 = (1 << 53) - 1;
+const MAX_EXACT: u64 = (1 << 53) - 1;
 
 /// An object of a request.
 #[derive(Clone, Copy)]
@@ -82,7 +82,7 @@ impl<'a> Fields<'a> {
     pub fn whole(&self, field: &str, least: u64, most: u64) -> Result<Option<u64>, ApiError> {
         let expected = format!("a whole number from {least} to {most}");
         let read = |value: &Json| {
-            let exact = |number: &f64| number.fract() == 0.0 && (0.0..=MOST_EXACT as f64).contains(number);
+            let exact = |number: &f64| number.fract() == 0.0 && (0.0..=MAX_EXACT as f64).contains(number);
             let number = value.as_u64().or_else(|| value.as_f64().filter(exact).map(|number| number as u64));
             number.filter(|number| (least..=most).contains(number))
         };

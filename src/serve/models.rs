@@ -7,8 +7,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
-use super::Tell;
-use super::about::About;
+use super::LogSink;
+use super::about::ModelDescription;
 use super::errors::ApiError;
 use crate::chat::ChatTemplate;
 use crate::chat_model::ChatModel;
@@ -119,7 +119,7 @@ pub struct ModelSpec {
     load: Box<Load>,
     /// Reads the headers, at most once.
     describe: Option<Box<Describe>>,
-    about: OnceLock<Option<About>>,
+    about: OnceLock<Option<ModelDescription>>,
     is_gguf: bool,
     breakers: Vec<Arc<Breaker>>,
     adapters: Vec<String>,
@@ -183,13 +183,13 @@ pub struct KeepOptions {
 }
 
 /// A model, loaded or not.
-pub struct Entry {
+pub struct ServedModel {
     pub spec: ModelSpec,
     /// Start of the server, in seconds since 1970.
     pub created: u64,
     /// Locked while loading, so that concurrent requests load the model once.
     slot: Arc<AsyncMutex<()>>,
-    state: Mutex<State>,
+    state: Mutex<ModelState>,
     n_users: AtomicUsize,
     /// Permits for encoder requests, queued or running.
     pub batches: Arc<Semaphore>,
@@ -197,7 +197,7 @@ pub struct Entry {
     pub computing: Arc<Semaphore>,
 }
 
-struct State {
+struct ModelState {
     loaded: Option<Loaded>,
     /// How many times it was loaded.
     n_loads: u64,
@@ -206,8 +206,8 @@ struct State {
     keep: Option<Option<Duration>>,
 }
 
-impl Entry {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+impl ServedModel {
+    fn state(&self) -> std::sync::MutexGuard<'_, ModelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -226,15 +226,16 @@ impl Entry {
     }
 
     /// A description for clients; `None` if its files cannot be read and it is not loaded. Reads files.
-    pub fn about(&self) -> Option<About> {
-        let of_files = || self.spec.describe.as_ref().and_then(|open| open().ok()).map(|file| About::of_file(&file));
+    pub fn about(&self) -> Option<ModelDescription> {
+        let of_files =
+            || self.spec.describe.as_ref().and_then(|open| open().ok()).map(|file| ModelDescription::of_file(&file));
         let of_files = self.spec.about.get_or_init(of_files).clone();
         match (of_files, self.loaded()) {
             (Some(mut about), Some(loaded)) => {
                 about.add_loaded(&loaded);
                 Some(about)
             }
-            (about, loaded) => about.or_else(|| loaded.as_ref().map(About::of_loaded)),
+            (about, loaded) => about.or_else(|| loaded.as_ref().map(ModelDescription::of_loaded)),
         }
     }
 
@@ -318,18 +319,18 @@ impl Entry {
 
 /// A model in use, which is not unloaded as idle.
 pub struct Lease {
-    pub entry: Arc<Entry>,
+    pub entry: Arc<ServedModel>,
     pub loaded: Loaded,
     /// The requested LoRA adapter.
     pub adapter: Option<String>,
-    /// See [`State::n_loads`].
+    /// See [`ModelState::n_loads`].
     load: u64,
     /// How many times this request reloaded it.
     n_reloads: usize,
 }
 
 impl Lease {
-    fn of((entry, adapter): (&Arc<Entry>, Option<&str>), loaded: Loaded) -> Lease {
+    fn of((entry, adapter): (&Arc<ServedModel>, Option<&str>), loaded: Loaded) -> Lease {
         entry.n_users.fetch_add(1, Ordering::Relaxed);
         let mut state = entry.state();
         state.used = Instant::now();
@@ -390,7 +391,7 @@ impl Lease {
     pub fn decoder(&self) -> Result<Arc<Decoder>, ApiError> {
         match &self.loaded {
             Loaded::Decoder(decoder) => Ok(decoder.clone()),
-            _ => Err(self.another("cannot generate text")),
+            _ => Err(self.wrong_kind("cannot generate text")),
         }
     }
 
@@ -399,7 +400,7 @@ impl Lease {
     /// # Errors
     /// If it is another kind of model.
     pub fn embedder(&self) -> Result<Embedder, ApiError> {
-        self.loaded.embedder().cloned().ok_or_else(|| self.another("cannot compute embeddings"))
+        self.loaded.embedder().cloned().ok_or_else(|| self.wrong_kind("cannot compute embeddings"))
     }
 
     /// The reranker.
@@ -407,10 +408,10 @@ impl Lease {
     /// # Errors
     /// If it is another kind of model.
     pub fn reranker(&self) -> Result<Reranker, ApiError> {
-        self.loaded.reranker().cloned().ok_or_else(|| self.another("cannot score documents"))
+        self.loaded.reranker().cloned().ok_or_else(|| self.wrong_kind("cannot score documents"))
     }
 
-    fn another(&self, lacks: &str) -> ApiError {
+    fn wrong_kind(&self, lacks: &str) -> ApiError {
         let message = format!("{} is {} and {lacks}", self.entry.name(), self.loaded.kind());
         ApiError { message, ..ApiError::invalid("model", None, "") }
     }
@@ -428,43 +429,43 @@ impl Drop for Lease {
 }
 
 /// Reports invalid chat templates: the model loads, but refuses conversations.
-fn tell_of_templates(name: &str, loaded: &Loaded, tell: &Tell) {
+fn report_templates(name: &str, loaded: &Loaded, report: &LogSink) {
     if let Loaded::Decoder(decoder) = loaded {
         let unreadable = decoder.chat.template().into_iter().flat_map(ChatTemplate::unreadable);
-        unreadable.for_each(|error| tell(&format!("{name}: conversations are refused: {error}")));
+        unreadable.for_each(|error| report(&format!("{name}: conversations are refused: {error}")));
     }
 }
 
 /// All models of a server.
 pub struct Models {
-    pub entries: Vec<Arc<Entry>>,
+    pub entries: Vec<Arc<ServedModel>>,
     keep: KeepOptions,
     /// Locked while a model is unloaded to make room for another.
     room: Arc<AsyncMutex<()>>,
     /// Receives errors that clients do not see.
-    tell: Tell,
+    report: LogSink,
 }
 
 impl Models {
-    pub fn new(specs: Vec<ModelSpec>, keep: KeepOptions, batches: usize, tell: Tell) -> Result<Models, Error> {
+    pub fn new(specs: Vec<ModelSpec>, keep: KeepOptions, batches: usize, report: LogSink) -> Result<Models, Error> {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let mut entries: Vec<Arc<Entry>> = Vec::new();
+        let mut entries: Vec<Arc<ServedModel>> = Vec::new();
         for spec in specs {
             if entries.iter().any(|entry| entry.name() == spec.name) {
                 let (expected, found) = ("unique names".into(), format!("`{}` twice", spec.name));
                 return Err(Error::Option { option: "models", expected, found });
             }
-            entries.push(Arc::new(Entry {
+            entries.push(Arc::new(ServedModel {
                 spec,
                 created,
                 slot: Arc::default(),
-                state: Mutex::new(State { loaded: None, n_loads: 0, used: Instant::now(), keep: None }),
+                state: Mutex::new(ModelState { loaded: None, n_loads: 0, used: Instant::now(), keep: None }),
                 n_users: AtomicUsize::new(0),
                 batches: Arc::new(Semaphore::new(batches)),
                 computing: Arc::new(Semaphore::new(1)),
             }));
         }
-        Ok(Models { entries, keep, room: Arc::default(), tell })
+        Ok(Models { entries, keep, room: Arc::default(), report })
     }
 
     /// Loads models at the start.
@@ -474,7 +475,7 @@ impl Models {
     pub fn preload(&self) -> Result<(), Error> {
         let n = if self.keep.lazy { 0 } else { self.keep.max_loaded.unwrap_or(self.entries.len()) };
         for entry in self.entries.iter().take(n) {
-            tell_of_templates(entry.name(), &entry.load()?, &self.tell);
+            report_templates(entry.name(), &entry.load()?, &self.report);
         }
         Ok(())
     }
@@ -483,7 +484,7 @@ impl Models {
     ///
     /// # Errors
     /// `model_not_found`.
-    pub fn find(&self, name: &str) -> Result<&Arc<Entry>, ApiError> {
+    pub fn find(&self, name: &str) -> Result<&Arc<ServedModel>, ApiError> {
         let named = |name: &str| self.entries.iter().find(|entry| entry.name() == name);
         let found = named(name).or_else(|| named(name.strip_suffix(":latest")?));
         found.ok_or_else(|| ApiError::no_model(name))
@@ -493,8 +494,8 @@ impl Models {
     ///
     /// # Errors
     /// `model_not_found`.
-    pub fn find_adapted<'a>(&'a self, name: &'a str) -> Result<(&'a Arc<Entry>, Option<&'a str>), ApiError> {
-        let adapted = |entry: &'a Arc<Entry>| {
+    pub fn find_adapted<'a>(&'a self, name: &'a str) -> Result<(&'a Arc<ServedModel>, Option<&'a str>), ApiError> {
+        let adapted = |entry: &'a Arc<ServedModel>| {
             let adapter = name.strip_prefix(entry.name())?.strip_prefix(':')?;
             entry.adapters().iter().any(|known| known == adapter).then_some((entry, Some(adapter)))
         };
@@ -530,19 +531,19 @@ impl Models {
             }
             None => None,
         };
-        let (of_thread, tell) = (entry.clone(), self.tell.clone());
+        let (of_thread, report) = (entry.clone(), self.report.clone());
         // Finishes even if the client disconnects, so that the next request need not load again.
         let load = move || {
             let _held = (loading, room);
             let loaded = of_thread.load()?;
-            tell_of_templates(of_thread.name(), &loaded, &tell);
+            report_templates(of_thread.name(), &loaded, &report);
             Ok(loaded)
         };
         let loaded = tokio::task::spawn_blocking(load).await;
         let loaded = loaded
             .unwrap_or_else(|panic| Err(Error::Gpu { context: "loading a model".into(), message: panic.to_string() }));
         let loaded = loaded.map_err(|error| {
-            (self.tell)(&format!("{}: {error}", entry.name()));
+            (self.report)(&format!("{}: {error}", entry.name()));
             // A broken model file is not the request's fault.
             let status = StatusCode::INTERNAL_SERVER_ERROR;
             ApiError { status, param: None, ..ApiError::from(error) }

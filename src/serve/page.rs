@@ -18,7 +18,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use crate::error::Error;
 
 /// Maximum number of files and folders.
-const MOST_FILES: usize = 10_000;
+const MAX_FILES: usize = 10_000;
 
 /// Bytes of a file in memory at a time, per request.
 const PIECE_BYTES: usize = 64 << 10;
@@ -35,12 +35,12 @@ const HEADERS: [(&str, &str); 6] = [
 ];
 
 /// The files present at the start, by URL path. No other path is looked up, so no URL leads out of the folder.
-pub struct Page(HashMap<String, PathBuf>);
+pub struct StaticFiles(HashMap<String, PathBuf>);
 
-impl Page {
+impl StaticFiles {
     /// # Errors
     /// [`Error::Io`] if the folder cannot be read; [`Error::Option`] if it has too many files.
-    pub fn open(folder: &Path) -> Result<Page, Error> {
+    pub fn open(folder: &Path) -> Result<StaticFiles, Error> {
         let mut files = HashMap::new();
         let mut folders = vec![(folder.to_path_buf(), String::from("/"))];
         while let Some((folder, address)) = folders.pop() {
@@ -63,12 +63,12 @@ impl Page {
                     _ => {}
                 }
             }
-            if files.len() + folders.len() > MOST_FILES {
-                let (expected, found) = (format!("a folder of at most {MOST_FILES} files"), "more files".into());
+            if files.len() + folders.len() > MAX_FILES {
+                let (expected, found) = (format!("a folder of at most {MAX_FILES} files"), "more files".into());
                 return Err(Error::Option { option: "page", expected, found });
             }
         }
-        Ok(Page(files))
+        Ok(StaticFiles(files))
     }
 
     /// The file at a path, if any: all of it, the requested range, or 304 if unchanged (RFC 9110, 13 and 14). It is
@@ -119,7 +119,7 @@ impl Page {
         *response.status_mut() = status;
         if *method == Method::GET {
             *response.body_mut() =
-                Body::new(Pieces { left: range.end - range.start, at: range.start, next: Next::File(file) });
+                Body::new(FilePieces { left: range.end - range.start, at: range.start, next: NextRead::File(file) });
         }
         Some(response)
     }
@@ -150,13 +150,13 @@ fn range_of(asked: &str, len: u64) -> Option<Option<Range<u64>>> {
 }
 
 /// A part of a file. Each piece is read once the connection has room for it.
-struct Pieces {
+struct FilePieces {
     left: u64,
     at: u64,
-    next: Next,
+    next: NextRead,
 }
 
-enum Next {
+enum NextRead {
     File(File),
     Reading(JoinHandle<io::Result<(File, Vec<u8>)>>),
     /// Reading failed.
@@ -171,23 +171,23 @@ fn read(mut file: File, at: u64, n: usize) -> io::Result<(File, Vec<u8>)> {
     Ok((file, piece))
 }
 
-impl hyper::body::Body for Pieces {
+impl hyper::body::Body for FilePieces {
     type Data = Bytes;
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         loop {
             let this = &mut *self;
-            match std::mem::replace(&mut this.next, Next::Nothing) {
-                Next::File(file) if this.left > 0 => {
+            match std::mem::replace(&mut this.next, NextRead::Nothing) {
+                NextRead::File(file) if this.left > 0 => {
                     let (at, n) = (this.at, this.left.min(PIECE_BYTES as u64) as usize);
-                    this.next = Next::Reading(spawn_blocking(move || read(file, at, n)));
+                    this.next = NextRead::Reading(spawn_blocking(move || read(file, at, n)));
                 }
-                Next::Reading(mut reading) => {
+                NextRead::Reading(mut reading) => {
                     let read = match pin!(&mut reading).poll(context) {
                         Poll::Ready(read) => read.unwrap_or_else(|panic| Err(io::Error::other(panic))),
                         Poll::Pending => {
-                            this.next = Next::Reading(reading);
+                            this.next = NextRead::Reading(reading);
                             return Poll::Pending;
                         }
                     };
@@ -196,10 +196,10 @@ impl hyper::body::Body for Pieces {
                         Err(error) => return Poll::Ready(Some(Err(error))),
                     };
                     let n = piece.len() as u64;
-                    (this.left, this.at, this.next) = (this.left - n, this.at + n, Next::File(file));
+                    (this.left, this.at, this.next) = (this.left - n, this.at + n, NextRead::File(file));
                     return Poll::Ready(Some(Ok(Frame::data(piece.into()))));
                 }
-                Next::File(_) | Next::Nothing => return Poll::Ready(None),
+                NextRead::File(_) | NextRead::Nothing => return Poll::Ready(None),
             }
         }
     }
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_those_of_the_standard() {
+    fn range_headers_follow_the_http_standard() {
         let known: [(&str, Option<Option<Range<u64>>>); 16] = [
             ("bytes=0-0", Some(Some(0..1))),
             ("bytes=2-5", Some(Some(2..6))),
@@ -262,7 +262,7 @@ mod tests {
     /// Reads no more than was taken, whatever the file's length.
     #[cfg(unix)]
     #[tokio::test]
-    async fn a_file_is_read_as_it_is_taken() {
+    async fn file_body_is_read_only_as_it_is_consumed() {
         use http_body_util::BodyExt;
         use hyper::body::Body as _;
 
@@ -271,7 +271,7 @@ mod tests {
         // A sparse file uses no disk space.
         let len = 1 << 40;
         File::create(folder.join("large.gguf")).unwrap().set_len(len).unwrap();
-        let page = Page::open(&folder).unwrap();
+        let page = StaticFiles::open(&folder).unwrap();
         let response = page.get(&Method::GET, "/large.gguf", &HeaderMap::new()).await.unwrap();
         let mut body = response.into_body();
         assert_eq!(body.size_hint().exact(), Some(len));

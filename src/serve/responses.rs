@@ -7,15 +7,15 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value as Json, json};
 
-use super::answers::{Answers, CallIds, Choices, Delta, End, Said, Used};
-use super::app::{App, Asked, Head};
-use super::chat::tokens_told;
+use super::answers::{AnswerEvent, AnswerOptions, Answers, CallIds, Delta, End, RequestUsage};
+use super::app::{AnswerMetadata, ApiRequest, App};
+use super::chat::tokens_json;
 use super::conversation::{Conversation, arguments_of, constraint_of, effort_of, joined, tools_of, with_notices};
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
-use super::sampling::Sampling;
-use super::sse::{Gone, Parts, Style, streamed};
+use super::sampling::RequestSampling;
+use super::sse::{Disconnected, PartSender, Style, streamed};
 use crate::answer::ToolCall;
 use crate::chat::Message;
 use crate::chat_model::ChatRequest;
@@ -46,11 +46,11 @@ const FIELDS: &[&str] = &[
 const INCLUDED: [&str; 2] = ["message.output_text.logprobs", "reasoning.encrypted_content"];
 
 /// Answers an input.
-pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Response, ApiError> {
+pub async fn create(State(app): State<Arc<App>>, asked: ApiRequest) -> Result<Response, ApiError> {
     let fields = asked.fields()?;
     fields.only(&[FIELDS])?;
     let model = fields.some_text("model")?.to_owned();
-    let sampling = Sampling::read(fields, &app.limits, &["max_output_tokens"], None)?;
+    let sampling = RequestSampling::read(fields, &app.limits, &["max_output_tokens"], None)?;
     let (conversation, notices) = conversation_of(fields, &sampling, &app.limits)?;
     let ids = CallIds::new(conversation.request.messages.len());
     let has_logprobs = conversation.request.options.logprobs.is_some();
@@ -72,13 +72,14 @@ pub async fn create(State(app): State<Arc<App>>, asked: Asked) -> Result<Respons
         "truncation": "disabled",
     });
     let answers = app.converse(&model, conversation, &asked.since).await?;
-    let told = Told { head: Head::new("resp", &model), echoed, ids, has_logprobs, items: Vec::new() };
+    let formatter =
+        ResponseFormatter { head: AnswerMetadata::new("resp", &model), echoed, ids, has_logprobs, items: Vec::new() };
     let response = match sampling.streams {
         true => {
-            let work = move |parts| Streamed { told, parts, n_sent: 0, open: None }.run(answers);
+            let work = move |parts| ResponseStreamer { formatter, parts, n_sent: 0, open: None }.run(answers);
             streamed(Style::Named, app.limits.keep_alive, work).await
         }
-        false => told.whole(answers, app.limits.answer_bytes).await,
+        false => formatter.whole(answers, app.limits.answer_bytes).await,
     };
     Ok(with_notices(response?, &notices))
 }
@@ -91,7 +92,7 @@ fn functions_of(fields: Fields<'_>) -> Json {
 
 fn conversation_of(
     fields: Fields<'_>,
-    sampling: &Sampling,
+    sampling: &RequestSampling,
     limits: &Limits,
 ) -> Result<(Conversation, Vec<String>), ApiError> {
     let mut messages = Vec::new();
@@ -113,7 +114,7 @@ fn conversation_of(
     }
     let has_logprobs = included.iter().any(|name| *name == INCLUDED[0]);
     let top = fields.whole("top_logprobs", 0, 20)?;
-    let Choices { options, seeds } = sampling.choices.clone();
+    let AnswerOptions { options, seeds } = sampling.choices.clone();
     let logprobs = (has_logprobs || top.is_some_and(|n| n > 0)).then_some(top.unwrap_or(0) as u32);
     let (tools, notices) = tools_of(fields, limits, |tool| (Some(tool), ""))?;
     let choice =
@@ -205,8 +206,8 @@ fn add(messages: &mut Vec<Message>, item: &Json, param: &str) -> Result<(), ApiE
 }
 
 /// Formats the answer.
-struct Told {
-    head: Head,
+struct ResponseFormatter {
+    head: AnswerMetadata,
     /// Request fields that the response repeats.
     echoed: Json,
     ids: CallIds,
@@ -215,11 +216,11 @@ struct Told {
     items: Vec<Json>,
 }
 
-impl Told {
+impl ResponseFormatter {
     /// The response object in its current state.
-    fn object(&self, status: &str, end: Option<End>, usage: Option<Used>) -> Json {
+    fn object(&self, status: &str, end: Option<End>, usage: Option<RequestUsage>) -> Json {
         let cut = end.filter(End::is_cut).map(|_| json!({"reason": "max_output_tokens"}));
-        let mut told = json!({
+        let mut body = json!({
             "id": self.head.id,
             "object": "response",
             "created_at": self.head.created,
@@ -228,7 +229,7 @@ impl Told {
             "incomplete_details": cut,
             "model": self.head.model,
             "output": self.items,
-            "usage": usage.map(|Used { tokens: usage, reasoning_tokens }| json!({
+            "usage": usage.map(|RequestUsage { tokens: usage, reasoning_tokens }| json!({
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": usage.cached_tokens},
                 "output_tokens": usage.completion_tokens,
@@ -236,10 +237,10 @@ impl Told {
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             })),
         });
-        if let (Some(told), Some(echoed)) = (told.as_object_mut(), self.echoed.as_object()) {
-            told.extend(echoed.clone());
+        if let (Some(body), Some(echoed)) = (body.as_object_mut(), self.echoed.as_object()) {
+            body.extend(echoed.clone());
         }
-        told
+        body
     }
 
     fn id(&self, kind: &str) -> String {
@@ -252,7 +253,7 @@ impl Told {
     }
 
     fn text_part(&self, delta: &Delta) -> Json {
-        let logprobs = if self.has_logprobs { tokens_told(&delta.tokens) } else { Vec::new() };
+        let logprobs = if self.has_logprobs { tokens_json(&delta.tokens) } else { Vec::new() };
         json!({"type": "output_text", "text": delta.text, "annotations": [], "logprobs": logprobs})
     }
 
@@ -268,7 +269,7 @@ impl Told {
     }
 
     async fn whole(mut self, mut answers: Answers, most: usize) -> Result<Response, ApiError> {
-        let (delta, end) = answers.whole(most).await?.pop().unzip();
+        let (delta, end) = answers.collect(most).await?.pop().unzip();
         let delta = delta.unwrap_or_default();
         let status = if end.is_some_and(|end: End| end.is_cut()) { "incomplete" } else { "completed" };
         if !delta.thinking.is_empty() {
@@ -292,32 +293,32 @@ struct Open {
 }
 
 /// Sends an answer as events.
-struct Streamed {
-    told: Told,
-    parts: Parts,
+struct ResponseStreamer {
+    formatter: ResponseFormatter,
+    parts: PartSender,
     n_sent: usize,
     open: Option<Open>,
 }
 
-impl Streamed {
-    async fn run(mut self, mut answers: Answers) -> Result<Parts, Gone> {
+impl ResponseStreamer {
+    async fn run(mut self, mut answers: Answers) -> Result<PartSender, Disconnected> {
         // Sends nothing before the first token, so that an invalid request gets its own status.
         let mut begun = false;
         let mut end = None;
-        while let Some(said) = answers.next().await {
-            let delta = match said {
-                Ok(Said::Delta(_, delta)) => delta,
-                Ok(Said::End(_, ended)) => {
+        while let Some(event) = answers.next().await {
+            let delta = match event {
+                Ok(AnswerEvent::Delta(_, delta)) => delta,
+                Ok(AnswerEvent::End(_, ended)) => {
                     end = Some(ended);
                     Delta::default()
                 }
                 Err(error) => {
                     self.parts.fail(error).await?;
-                    return Err(Gone);
+                    return Err(Disconnected);
                 }
             };
             if !std::mem::replace(&mut begun, true) {
-                let object = self.told.object("in_progress", None, None);
+                let object = self.formatter.object("in_progress", None, None);
                 self.send("response.created", json!({"response": object})).await?;
                 self.send("response.in_progress", json!({"response": object})).await?;
             }
@@ -335,16 +336,16 @@ impl Streamed {
             }
         }
         let status = if end.is_some_and(|end| end.is_cut()) { "incomplete" } else { "completed" };
-        if self.open.is_none() && self.told.items.is_empty() {
+        if self.open.is_none() && self.formatter.items.is_empty() {
             self.add(false, Delta::default()).await?;
         }
         self.close(status).await?;
-        let object = self.told.object(status, end, Some(answers.usage()));
+        let object = self.formatter.object(status, end, Some(answers.usage()));
         self.send(&format!("response.{status}"), json!({"response": object})).await?;
         Ok(self.parts)
     }
 
-    async fn send(&mut self, kind: &str, fields: Json) -> Result<(), Gone> {
+    async fn send(&mut self, kind: &str, fields: Json) -> Result<(), Disconnected> {
         let mut event = json!({"type": kind, "sequence_number": self.n_sent});
         if let (Some(event), Json::Object(fields)) = (event.as_object_mut(), fields) {
             event.extend(fields);
@@ -354,13 +355,15 @@ impl Streamed {
     }
 
     /// Adds to the open reasoning or text item, or closes it and starts one of the other kind.
-    async fn add(&mut self, is_thought: bool, delta: Delta) -> Result<(), Gone> {
+    async fn add(&mut self, is_thought: bool, delta: Delta) -> Result<(), Disconnected> {
         if self.open.as_ref().is_none_or(|open| open.is_thought != is_thought) {
             self.close("completed").await?;
-            let at = self.told.items.len();
+            let at = self.formatter.items.len();
             let (item, part) = match is_thought {
-                true => (self.told.reasoning(""), json!({"type": "reasoning_text", "text": ""})),
-                false => (self.told.message("in_progress", json!([])), self.told.text_part(&Delta::default())),
+                true => (self.formatter.reasoning(""), json!({"type": "reasoning_text", "text": ""})),
+                false => {
+                    (self.formatter.message("in_progress", json!([])), self.formatter.text_part(&Delta::default()))
+                }
             };
             let id = item["id"].clone();
             self.send("response.output_item.added", json!({"output_index": at, "item": item})).await?;
@@ -368,18 +371,19 @@ impl Streamed {
             self.send("response.content_part.added", added).await?;
             self.open = Some(Open { is_thought, so_far: Delta::default() });
         }
-        let at = self.told.items.len();
+        let at = self.formatter.items.len();
         let mut event = json!({"output_index": at, "content_index": 0});
         let kind = match is_thought {
             true => {
-                event["item_id"] = self.told.id("rs").into();
+                event["item_id"] = self.formatter.id("rs").into();
                 event["delta"] = delta.thinking.as_str().into();
                 "response.reasoning_text.delta"
             }
             false => {
-                event["item_id"] = self.told.id("msg").into();
+                event["item_id"] = self.formatter.id("msg").into();
                 event["delta"] = delta.text.as_str().into();
-                event["logprobs"] = if self.told.has_logprobs { tokens_told(&delta.tokens).into() } else { json!([]) };
+                event["logprobs"] =
+                    if self.formatter.has_logprobs { tokens_json(&delta.tokens).into() } else { json!([]) };
                 "response.output_text.delta"
             }
         };
@@ -392,17 +396,17 @@ impl Streamed {
     }
 
     /// Completes the open item.
-    async fn close(&mut self, status: &str) -> Result<(), Gone> {
+    async fn close(&mut self, status: &str) -> Result<(), Disconnected> {
         let Some(Open { is_thought, so_far }) = self.open.take() else { return Ok(()) };
-        let at = self.told.items.len();
+        let at = self.formatter.items.len();
         let (item, part, kind) = match is_thought {
             true => {
-                let item = self.told.reasoning(&so_far.thinking);
+                let item = self.formatter.reasoning(&so_far.thinking);
                 (item, json!({"type": "reasoning_text", "text": so_far.thinking}), "response.reasoning_text.done")
             }
             false => {
-                let part = self.told.text_part(&so_far);
-                (self.told.message(status, json!([part])), part, "response.output_text.done")
+                let part = self.formatter.text_part(&so_far);
+                (self.formatter.message(status, json!([part])), part, "response.output_text.done")
             }
         };
         let place = json!({"item_id": item["id"], "output_index": at, "content_index": 0});
@@ -418,14 +422,14 @@ impl Streamed {
         self.send(kind, done).await?;
         self.send("response.content_part.done", with("part", &part)).await?;
         self.send("response.output_item.done", json!({"output_index": at, "item": item})).await?;
-        self.told.items.push(item);
+        self.formatter.items.push(item);
         Ok(())
     }
 
     /// Sends a whole call.
-    async fn call(&mut self, call: &ToolCall) -> Result<(), Gone> {
-        let at = self.told.items.len();
-        let item = self.told.call(call);
+    async fn call(&mut self, call: &ToolCall) -> Result<(), Disconnected> {
+        let at = self.formatter.items.len();
+        let item = self.formatter.call(call);
         let mut added = item.clone();
         added["status"] = "in_progress".into();
         added["arguments"] = "".into();
@@ -436,7 +440,7 @@ impl Streamed {
         let done = json!({"item_id": id, "output_index": at, "name": item["name"], "arguments": arguments});
         self.send("response.function_call_arguments.done", done).await?;
         self.send("response.output_item.done", json!({"output_index": at, "item": item})).await?;
-        self.told.items.push(item);
+        self.formatter.items.push(item);
         Ok(())
     }
 }

@@ -19,10 +19,10 @@ use serde_json::{Value as Json, json};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use super::app::{App, Since};
+use super::app::{App, RequestContext};
 use super::connections::{AtWork, Framing};
 use super::errors::ApiError;
-use super::models::Entry;
+use super::models::ServedModel;
 use super::telemetry::ServerSpan;
 use super::{chat, completions, embeddings, ollama, openapi, responses};
 use crate::engine::EngineState;
@@ -56,12 +56,12 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/openapi.json", get(async || Body(openapi::document())))
         .method_not_allowed_fallback(wrong_method)
         .fallback(other)
-        .layer(from_fn_with_state(app.clone(), around))
+        .layer(from_fn_with_state(app.clone(), middleware))
         .with_state(app)
 }
 
 /// Checks access, and measures and logs the request.
-async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+async fn middleware(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let since = Instant::now();
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let span = app.telemetry.request(&request, route.as_deref());
@@ -72,11 +72,11 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     let is_coded = request.headers().contains_key(header::TRANSFER_ENCODING);
     if !request.headers().contains_key(header::EXPECT) {
         let time = app.limits.body_time;
-        request = request.map(|body| AnyBody::new(Whole { body, time, is_over: false }));
+        request = request.map(|body| AnyBody::new(DrainBody { body, time, is_over: false }));
     }
     let at_work = request.extensions().get().cloned();
     let method = request.method().clone();
-    let watch = Watch { app: app.clone(), endpoint, method, since, status: None, span, _at_work: at_work };
+    let watch = RequestMetrics { app: app.clone(), endpoint, method, since, status: None, span, _at_work: at_work };
     let cors = app.guard.cors(request.headers());
     let checked = framed.and_then(|()| app.guard.check_source(request.uri(), request.headers()));
     let preflight = app.guard.preflight(request.method(), request.headers());
@@ -88,7 +88,7 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
         (Err(refusal), _) => refusal.into_response(),
         (Ok(_), Some(told)) => (StatusCode::NO_CONTENT, told).into_response(),
         (Ok(cache_salt), None) => {
-            request.extensions_mut().insert(Since { at: since, trace, cache_salt });
+            request.extensions_mut().insert(RequestContext { at: since, trace, cache_salt });
             next.run(request).await
         }
     };
@@ -121,18 +121,18 @@ fn check_framing(request: &Request) -> Result<(), ApiError> {
 }
 
 /// Maximum bytes of an unused body that are read.
-const MOST_UNWANTED: usize = 64 << 20;
+const MAX_UNWANTED: usize = 64 << 20;
 
 /// A request's body. The unread rest is read and dropped, so that the client gets the early answer: closing a
 /// connection with unread bytes discards it.
-struct Whole {
+struct DrainBody {
     body: AnyBody,
     /// Timeout for the rest.
     time: Duration,
     is_over: bool,
 }
 
-impl hyper::body::Body for Whole {
+impl hyper::body::Body for DrainBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -154,7 +154,7 @@ impl hyper::body::Body for Whole {
     }
 }
 
-impl Drop for Whole {
+impl Drop for DrainBody {
     fn drop(&mut self) {
         if self.is_over || self.body.is_end_stream() {
             return;
@@ -164,7 +164,7 @@ impl Drop for Whole {
             let mut n_read = 0;
             while let Some(Ok(frame)) = body.frame().await {
                 n_read += frame.data_ref().map_or(0, Bytes::len);
-                if n_read > MOST_UNWANTED {
+                if n_read > MAX_UNWANTED {
                     break;
                 }
             }
@@ -177,7 +177,7 @@ impl Drop for Whole {
 }
 
 /// Measures and traces a request until its answer is sent or its client disconnects.
-struct Watch {
+struct RequestMetrics {
     app: Arc<App>,
     endpoint: String,
     method: Method,
@@ -187,17 +187,17 @@ struct Watch {
     _at_work: Option<Arc<AtWork>>,
 }
 
-impl Watch {
+impl RequestMetrics {
     fn answered(mut self, response: Response, code: Option<&'static str>) -> Response {
         let status = response.status().as_u16();
         self.status = Some(status);
         self.app.metrics.answered(&self.endpoint, status);
         self.span.answered(status, code);
-        response.map(|body| AnyBody::new(Watched { body, _watch: self }))
+        response.map(|body| AnyBody::new(MeasuredBody { body, _watch: self }))
     }
 }
 
-impl Drop for Watch {
+impl Drop for RequestMetrics {
     fn drop(&mut self) {
         /// The usual code for a client that disconnected early.
         const GONE: u16 = 499;
@@ -222,12 +222,12 @@ impl Drop for Watch {
 }
 
 /// A measured body.
-struct Watched {
+struct MeasuredBody {
     body: AnyBody,
-    _watch: Watch,
+    _watch: RequestMetrics,
 }
 
-impl hyper::body::Body for Watched {
+impl hyper::body::Body for MeasuredBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -268,7 +268,7 @@ async fn other(State(app): State<Arc<App>>, request: Request) -> Response {
     ApiError::refusal(StatusCode::NOT_FOUND, "unknown_url", message).into_response()
 }
 
-fn entry_told(entry: &Entry, adapter: Option<&str>) -> Json {
+fn model_json(entry: &ServedModel, adapter: Option<&str>) -> Json {
     let status = if entry.loaded().is_some() { "loaded" } else { "unloaded" };
     let mut told =
         json!({"id": entry.name(), "object": "model", "created": entry.created, "owned_by": "local", "status": status});
@@ -282,7 +282,7 @@ fn entry_told(entry: &Entry, adapter: Option<&str>) -> Json {
 async fn list(State(app): State<Arc<App>>) -> Body<Json> {
     let all = app.models.entries.iter().flat_map(|entry| {
         let adapters = entry.adapters().iter().map(|adapter| Some(adapter.as_str()));
-        std::iter::once(None).chain(adapters).map(|adapter| entry_told(entry, adapter))
+        std::iter::once(None).chain(adapters).map(|adapter| model_json(entry, adapter))
     });
     let data: Vec<Json> = all.collect();
     Body(json!({"object": "list", "data": data}))
@@ -290,7 +290,7 @@ async fn list(State(app): State<Arc<App>>) -> Body<Json> {
 
 async fn retrieve(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Body<Json>, ApiError> {
     let (entry, adapter) = app.models.find_adapted(&name)?;
-    Ok(Body(entry_told(entry, adapter)))
+    Ok(Body(model_json(entry, adapter)))
 }
 
 /// `/v1/models/NAME/load` and `/unload`.
@@ -307,7 +307,7 @@ async fn load(State(app): State<Arc<App>>, Path(path): Path<String>) -> Result<B
             return Err(ApiError::refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message));
         }
     };
-    Ok(Body(entry_told(&entry, None)))
+    Ok(Body(model_json(&entry, None)))
 }
 
 /// Status 503 if a model's engine has stopped: probes only check the status.

@@ -5,13 +5,13 @@ use std::hash::{BuildHasher, RandomState};
 
 use serde_json::Value as Json;
 
-use super::answers::Choices;
+use super::answers::AnswerOptions;
 use super::errors::ApiError;
 use super::fields::Fields;
 use super::limits::Limits;
 use crate::generate::GenerateOptions;
 
-/// Fields that [`Sampling::read`] reads.
+/// Fields that [`RequestSampling::read`] reads.
 pub const FIELDS: &[&str] = &[
     "model",
     "temperature",
@@ -36,13 +36,13 @@ pub const FIELDS: &[&str] = &[
 const NO_LIMIT: u64 = (1 << 31) - 1;
 
 /// A request's sampling parameters.
-pub struct Sampling {
-    pub choices: Choices,
+pub struct RequestSampling {
+    pub choices: AnswerOptions,
     pub streams: bool,
     pub with_usage: bool,
 }
 
-impl Sampling {
+impl RequestSampling {
     /// Reads and checks the fields. `max_tokens` names the fields for the token limit, the first present one counts;
     /// the default is `usual`, or the available room.
     pub fn read(
@@ -50,7 +50,7 @@ impl Sampling {
         limits: &Limits,
         max_tokens: &[&str],
         usual: Option<u64>,
-    ) -> Result<Sampling, ApiError> {
+    ) -> Result<RequestSampling, ApiError> {
         let n = fields.whole("n", 1, limits.choices as u64)?.unwrap_or(1);
         let seed = fields.seed("seed")?;
         let limit = limits.max_tokens.map_or(NO_LIMIT, |most| most as u64);
@@ -98,7 +98,7 @@ impl Sampling {
             None => false,
         };
         let seeds = (0..n).map(|at| seed.map_or_else(random, |seed| seed.wrapping_add(at))).collect();
-        Ok(Sampling { choices: Choices { options, seeds }, streams, with_usage })
+        Ok(RequestSampling { choices: AnswerOptions { options, seeds }, streams, with_usage })
     }
 }
 
@@ -113,7 +113,7 @@ pub fn stops(fields: Fields<'_>, field: &str, limits: &Limits) -> Result<Vec<Str
         return Ok(Vec::new());
     }
     let stops = fields.texts(field, limits.stops)?.unwrap_or_default();
-    let most = GenerateOptions::MOST_STOP_BYTES;
+    let most = GenerateOptions::MAX_STOP_BYTES;
     match stops.iter().all(|stop| (1..=most).contains(&stop.len())) {
         true => Ok(stops.into_iter().map(str::to_owned).collect()),
         false => {

@@ -16,7 +16,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 use super::errors::ApiError;
 
 /// Parts buffered for a slow client. Further output waits in the engine's stream.
-const MOST_WAITING: usize = 16;
+const MAX_WAITING: usize = 16;
 
 /// The format of parts.
 #[derive(Clone, Copy)]
@@ -65,49 +65,49 @@ impl Style {
     }
 
     /// A comment, so that clients do not time out.
-    fn sign_of_life(self) -> Option<Bytes> {
+    fn keep_alive(self) -> Option<Bytes> {
         (!matches!(self, Style::Lines)).then(|| Bytes::from_static(b": alive\n\n"))
     }
 }
 
 /// Sends parts of an answer.
-pub struct Parts {
+pub struct PartSender {
     style: Style,
     sender: mpsc::Sender<Result<Bytes, ApiError>>,
 }
 
 /// The client disconnected.
-pub struct Gone;
+pub struct Disconnected;
 
-impl Parts {
+impl PartSender {
     /// Sends a part; waits for slow clients.
     ///
     /// # Errors
-    /// [`Gone`].
-    pub async fn send(&self, json: Json) -> Result<(), Gone> {
-        self.sender.send(Ok(self.style.part(&json))).await.map_err(|_| Gone)
+    /// [`Disconnected`].
+    pub async fn send(&self, json: Json) -> Result<(), Disconnected> {
+        self.sender.send(Ok(self.style.part(&json))).await.map_err(|_| Disconnected)
     }
 
     /// Sends an error as the last part.
     ///
     /// # Errors
-    /// [`Gone`].
-    pub async fn fail(&self, error: ApiError) -> Result<(), Gone> {
-        self.sender.send(Err(error)).await.map_err(|_| Gone)
+    /// [`Disconnected`].
+    pub async fn fail(&self, error: ApiError) -> Result<(), Disconnected> {
+        self.sender.send(Err(error)).await.map_err(|_| Disconnected)
     }
 
-    async fn finish(&self) -> Result<(), Gone> {
+    async fn finish(&self) -> Result<(), Disconnected> {
         match self.style.end() {
-            Some(end) => self.sender.send(Ok(end)).await.map_err(|_| Gone),
+            Some(end) => self.sender.send(Ok(end)).await.map_err(|_| Disconnected),
             None => Ok(()),
         }
     }
 }
 
 /// A task that is aborted when dropped.
-struct Work(JoinHandle<()>);
+struct AbortOnDrop(JoinHandle<()>);
 
-impl Drop for Work {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -118,13 +118,17 @@ impl Drop for Work {
 ///
 /// # Errors
 /// An error sent as the first part.
-pub async fn streamed<W>(style: Style, alive: Duration, work: impl FnOnce(Parts) -> W) -> Result<Response, ApiError>
+pub async fn streamed<W>(
+    style: Style,
+    alive: Duration,
+    work: impl FnOnce(PartSender) -> W,
+) -> Result<Response, ApiError>
 where
-    W: Future<Output = Result<Parts, Gone>> + Send + 'static,
+    W: Future<Output = Result<PartSender, Disconnected>> + Send + 'static,
 {
-    let (sender, mut receiver) = mpsc::channel(MOST_WAITING);
-    let parts = work(Parts { style, sender });
-    let work = Work(tokio::spawn(async move {
+    let (sender, mut receiver) = mpsc::channel(MAX_WAITING);
+    let parts = work(PartSender { style, sender });
+    let work = AbortOnDrop(tokio::spawn(async move {
         if let Ok(parts) = parts.await {
             let _ = parts.finish().await;
         }
@@ -132,7 +136,7 @@ where
     let first = match timeout(alive, receiver.recv()).await {
         Ok(Some(first)) => Some(first?),
         Ok(None) => None,
-        Err(_) => style.sign_of_life(),
+        Err(_) => style.keep_alive(),
     };
     let mut clock = interval_at(Instant::now() + alive, alive);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -153,7 +157,7 @@ struct Events {
     receiver: mpsc::Receiver<Result<Bytes, ApiError>>,
     clock: Interval,
     is_over: bool,
-    _work: Work,
+    _work: AbortOnDrop,
 }
 
 impl hyper::body::Body for Events {
@@ -181,7 +185,7 @@ impl hyper::body::Body for Events {
             Poll::Ready(None) => return Poll::Ready(None),
             Poll::Pending => {}
         }
-        match (this.clock.poll_tick(context), this.style.sign_of_life()) {
+        match (this.clock.poll_tick(context), this.style.keep_alive()) {
             (Poll::Ready(_), Some(sign)) => frame(sign),
             _ => Poll::Pending,
         }
@@ -194,7 +198,7 @@ mod tests {
 
     /// Clients wait for the end, even after an error.
     #[test]
-    fn an_error_is_followed_by_the_end_of_the_stream() {
+    fn event_stream_ends_after_an_error() {
         let error = ApiError::no_model("x");
         let text = |style: Style| String::from_utf8(style.failure(&error).to_vec()).unwrap();
         let told = text(Style::Data);

@@ -41,7 +41,7 @@ use tracing::{Dispatch, Span, dispatcher, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::layer::SubscriberExt;
 
-use super::Tell;
+use super::LogSink;
 use crate::engine::Usage;
 use crate::error::Error;
 
@@ -70,7 +70,7 @@ struct Sending {
     provider: SdkTracerProvider,
     counts: Arc<Counts>,
     scheme: &'static str,
-    tell: Tell,
+    report: LogSink,
 }
 
 impl Telemetry {
@@ -79,7 +79,7 @@ impl Telemetry {
     ///
     /// # Errors
     /// [`Error::Option`] if `endpoint` is not a valid address.
-    pub fn open(endpoint: &str, has_tls: bool, tell: &Tell) -> Result<Telemetry, Error> {
+    pub fn open(endpoint: &str, has_tls: bool, report: &LogSink) -> Result<Telemetry, Error> {
         let refused = || {
             let expected = "an address such as http://localhost:4318".into();
             Error::Option { option: "otlp_endpoint", expected, found: endpoint.into() }
@@ -94,12 +94,12 @@ impl Telemetry {
             .with_endpoint(address)
             .with_protocol(Protocol::HttpBinary)
             .with_timeout(SENDING)
-            .with_http_client(Client::new())
+            .with_http_client(ExportClient::new())
             .build()
             .map_err(|_| refused())?;
         let counts = Arc::new(Counts::default());
         let exporter =
-            Exporter { otlp, counts: counts.clone(), tell: tell.clone(), has_failed: AtomicBool::new(false) };
+            Exporter { otlp, counts: counts.clone(), report: report.clone(), has_failed: AtomicBool::new(false) };
         let most = std::env::var(OTEL_BSP_MAX_QUEUE_SIZE).ok().and_then(|most| most.parse().ok());
         let most = most.unwrap_or(OTEL_BSP_MAX_QUEUE_SIZE_DEFAULT).max(1);
         let config = BatchConfigBuilder::default().with_max_queue_size(most).build();
@@ -117,7 +117,7 @@ impl Telemetry {
             .with_tracked_inactivity(false);
         let dispatch = Dispatch::new(tracing_subscriber::Registry::default().with(layer));
         let scheme = if has_tls { "https" } else { "http" };
-        Ok(Telemetry(Some(Arc::new(Sending { dispatch, provider, counts, scheme, tell: tell.clone() }))))
+        Ok(Telemetry(Some(Arc::new(Sending { dispatch, provider, counts, scheme, report: report.clone() }))))
     }
 
     /// Registers metrics for sent and dropped spans.
@@ -131,7 +131,7 @@ impl Telemetry {
 
     /// Starts a request's span.
     pub fn request(&self, request: &Request, route: Option<&str>) -> ServerSpan {
-        let Some(sending) = &self.0 else { return ServerSpan { span: None, trace: Trace::default() } };
+        let Some(sending) = &self.0 else { return ServerSpan { span: None, trace: TraceContext::default() } };
         // The conventions use one name for all non-standard methods.
         let method = match request.method() {
             &Method::CONNECT
@@ -164,7 +164,7 @@ impl Telemetry {
         }
         let parent =
             Parent { dispatch: sending.dispatch.clone(), context: span.context(), operation: operation_of(route) };
-        ServerSpan { span: Some(span), trace: Trace(Some(Arc::new(parent))) }
+        ServerSpan { span: Some(span), trace: TraceContext(Some(Arc::new(parent))) }
     }
 
     /// Sends the remaining spans, for at most `LAST`, then stops.
@@ -175,7 +175,7 @@ impl Telemetry {
             let _ = sending.provider.shutdown_with_timeout(LAST);
             let n = sending.counts.dropped.get() + sending.counts.n_waiting.load(Ordering::Relaxed) as u64;
             if n > 0 {
-                (sending.tell)(&format!("{n} spans of traces were not sent"));
+                (sending.report)(&format!("{n} spans of traces were not sent"));
             }
         });
         let _ = last.await;
@@ -214,7 +214,7 @@ fn child(dispatch: &Dispatch, parent: Context, make: impl FnOnce() -> Span) -> S
 
 /// The parent of spans for a request's work.
 #[derive(Clone, Default)]
-pub struct Trace(Option<Arc<Parent>>);
+pub struct TraceContext(Option<Arc<Parent>>);
 
 struct Parent {
     dispatch: Dispatch,
@@ -222,7 +222,7 @@ struct Parent {
     operation: &'static str,
 }
 
-impl Trace {
+impl TraceContext {
     fn child(&self, make: impl FnOnce() -> Span) -> Option<Span> {
         self.0.as_ref().map(|parent| child(&parent.dispatch, parent.context.clone(), make))
     }
@@ -230,7 +230,7 @@ impl Trace {
     /// Starts the span of a model's work for a request with `n_answers` answers.
     pub fn operation(&self, model: &str, n_answers: usize) -> Operation {
         let Some(parent) = &self.0 else {
-            return Operation { span: None, trace: Trace::default(), finished: BTreeMap::new(), is_over: true };
+            return Operation { span: None, trace: TraceContext::default(), finished: BTreeMap::new(), is_over: true };
         };
         let name = format!("{} {model}", parent.operation);
         // The model runs in this process.
@@ -243,7 +243,12 @@ impl Trace {
             span.set_attribute("gen_ai.request.choice.count", count(n_answers));
         }
         let parent = Parent { dispatch: parent.dispatch.clone(), context: span.context(), operation: parent.operation };
-        Operation { span: Some(span), trace: Trace(Some(Arc::new(parent))), finished: BTreeMap::new(), is_over: false }
+        Operation {
+            span: Some(span),
+            trace: TraceContext(Some(Arc::new(parent))),
+            finished: BTreeMap::new(),
+            is_over: false,
+        }
     }
 }
 
@@ -258,12 +263,12 @@ fn texts(texts: impl IntoIterator<Item = &'static str>) -> Value {
 /// The span of a request, until it is dropped.
 pub struct ServerSpan {
     span: Option<Span>,
-    trace: Trace,
+    trace: TraceContext,
 }
 
 impl ServerSpan {
     /// The parent for child spans.
-    pub fn trace(&self) -> Trace {
+    pub fn trace(&self) -> TraceContext {
         self.trace.clone()
     }
 
@@ -289,7 +294,7 @@ impl ServerSpan {
 /// The span of a model's work, until it is dropped.
 pub struct Operation {
     span: Option<Span>,
-    trace: Trace,
+    trace: TraceContext,
     finished: BTreeMap<usize, &'static str>,
     is_over: bool,
 }
@@ -297,8 +302,8 @@ pub struct Operation {
 impl Operation {
     /// Starts the stages of answer `index`.
     pub fn queued(&self, index: usize) -> Stages {
-        let mut stages = Stages { trace: self.trace.clone(), index, stage: Stage::Over, span: None };
-        stages.enter(Stage::Queue, || info_span!(parent: None, "queue"));
+        let mut stages = Stages { trace: self.trace.clone(), index, stage: AnswerStage::Over, span: None };
+        stages.enter(AnswerStage::Queue, || info_span!(parent: None, "queue"));
         stages
     }
 
@@ -358,14 +363,14 @@ fn tell_prompt(span: &Span, usage: Usage) {
 
 /// The stages of an answer, one span each.
 pub struct Stages {
-    trace: Trace,
+    trace: TraceContext,
     index: usize,
-    stage: Stage,
+    stage: AnswerStage,
     span: Option<Span>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Stage {
+enum AnswerStage {
     Queue,
     Prompt,
     Decode,
@@ -375,12 +380,12 @@ enum Stage {
 impl Stages {
     /// Starts the prompt stage once the engine reports prompt tokens.
     pub fn look(&mut self, usage: impl FnOnce() -> Usage) {
-        if self.stage != Stage::Queue {
+        if self.stage != AnswerStage::Queue {
             return;
         }
         let usage = usage();
         if usage.prompt_tokens > 0 {
-            self.enter(Stage::Prompt, || info_span!(parent: None, "prompt"));
+            self.enter(AnswerStage::Prompt, || info_span!(parent: None, "prompt"));
             if let Some(span) = &self.span {
                 tell_prompt(span, usage);
             }
@@ -390,26 +395,26 @@ impl Stages {
     /// Starts the decode stage.
     pub fn first_token(&mut self, usage: Usage) {
         self.look(|| usage);
-        self.enter(Stage::Decode, || info_span!(parent: None, "decode"));
+        self.enter(AnswerStage::Decode, || info_span!(parent: None, "decode"));
     }
 
     /// Ends the last stage. `reason` is `None` if the answer was cancelled.
     pub fn end(&mut self, usage: Usage, reason: Option<&'static str>) {
         self.look(|| usage);
-        if let Some(span) = self.span.as_ref().filter(|_| self.stage == Stage::Decode) {
+        if let Some(span) = self.span.as_ref().filter(|_| self.stage == AnswerStage::Decode) {
             span.set_attribute("gen_ai.usage.output_tokens", count(usage.completion_tokens));
             if let Some(reason) = reason {
                 span.set_attribute("gen_ai.response.finish_reasons", texts([reason]));
             }
         }
-        (self.stage, self.span) = (Stage::Over, None);
+        (self.stage, self.span) = (AnswerStage::Over, None);
     }
 
-    fn enter(&mut self, stage: Stage, make: impl FnOnce() -> Span) {
+    fn enter(&mut self, stage: AnswerStage, make: impl FnOnce() -> Span) {
         // End the previous span first.
         self.span = None;
         self.span = self.trace.child(make);
-        self.stage = if self.span.is_some() { stage } else { Stage::Over };
+        self.stage = if self.span.is_some() { stage } else { AnswerStage::Over };
         if let Some(span) = &self.span {
             span.set_attribute("tilewright.choice.index", count(self.index));
         }
@@ -465,7 +470,7 @@ impl SpanProcessor for Bounded {
 struct Exporter {
     otlp: Otlp,
     counts: Arc<Counts>,
-    tell: Tell,
+    report: LogSink,
     /// Whether the latest batch failed: only the first failure of several is reported.
     has_failed: AtomicBool,
 }
@@ -490,7 +495,7 @@ impl SpanExporter for Exporter {
         if let Err(error) = &sent
             && !had_failed
         {
-            (self.tell)(&format!("traces cannot be sent and are dropped: {error}"));
+            (self.report)(&format!("traces cannot be sent and are dropped: {error}"));
         }
         sent
     }
@@ -510,16 +515,16 @@ impl SpanExporter for Exporter {
 
 /// A blocking HTTP client for the exporter thread.
 #[derive(Debug)]
-struct Client(ureq::Agent);
+struct ExportClient(ureq::Agent);
 
-impl Client {
-    fn new() -> Client {
+impl ExportClient {
+    fn new() -> ExportClient {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             // Headers from the environment may contain a key.
             .max_redirects(0)
             .timeout_global(Some(SENDING));
-        Client(config.build().into())
+        ExportClient(config.build().into())
     }
 
     fn send(&self, request: http::Request<Bytes>) -> Result<http::Response<Bytes>, HttpError> {
@@ -534,7 +539,7 @@ impl Client {
 /// A future of [`HttpClient`].
 type Sent<'a> = Pin<Box<dyn Future<Output = Result<http::Response<Bytes>, HttpError>> + Send + 'a>>;
 
-impl HttpClient for Client {
+impl HttpClient for ExportClient {
     // The signature that `async_trait` generates.
     fn send_bytes<'a, 'b>(&'a self, request: http::Request<Bytes>) -> Sent<'b>
     where

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use super::merge::{Merger, NO_TOKEN};
-use super::pipeline::Pipeline;
+use super::pipeline::TokenizerPipeline;
 use super::pre_tokenizer::PreTokenizer;
 use super::vocab::{TokenType, Vocab, fault, shown};
 use crate::error::Error;
@@ -31,7 +31,7 @@ pub(super) type Merges = HashMap<(u32, u32), (u32, u32)>;
 #[derive(Debug)]
 enum Alphabet {
     Bytes { ids: Box<[Option<u32>; 256]>, pre_tokenizer: PreTokenizer },
-    Characters { characters: Characters, pipeline: Pipeline },
+    Characters { characters: Characters, pipeline: TokenizerPipeline },
 }
 
 /// The initial units of merging.
@@ -69,7 +69,7 @@ impl Bpe {
     /// BPE over characters. `words` are looked up before merging.
     pub fn over_characters(
         characters: Characters,
-        pipeline: Pipeline,
+        pipeline: TokenizerPipeline,
         merges: Merges,
         words: HashMap<Box<[u8]>, u32>,
         unk_id: Option<u32>,
@@ -246,7 +246,7 @@ mod tests {
     use super::byte_of_char;
 
     #[test]
-    fn spelling_covers_each_byte_once() {
+    fn byte_level_alphabet_covers_each_byte_once() {
         let mut bytes: Vec<u8> = ('\0'..='\u{200}').filter_map(byte_of_char).collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());

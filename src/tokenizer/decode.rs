@@ -7,7 +7,7 @@ use crate::error::Error;
 
 /// The decoded bytes and types of all tokens.
 #[derive(Debug)]
-pub(super) struct Pieces {
+pub(super) struct TokenPieces {
     /// The bytes of all tokens, concatenated.
     bytes: Vec<u8>,
     /// End of each token's bytes.
@@ -25,7 +25,7 @@ pub(super) enum Strip {
     FirstToken,
 }
 
-impl Pieces {
+impl TokenPieces {
     /// `tokens` are complete, by id.
     pub fn new(tokens: impl Iterator<Item = (Vec<u8>, TokenType)>, strip: Strip) -> Self {
         let (mut bytes, mut ends, mut types) = (Vec::new(), Vec::new(), Vec::new());
@@ -34,7 +34,7 @@ impl Pieces {
             ends.push(bytes.len());
             types.push(kind);
         }
-        Pieces { bytes, ends, types, strip }
+        TokenPieces { bytes, ends, types, strip }
     }
 
     pub fn len(&self) -> usize {
@@ -60,7 +60,7 @@ impl Pieces {
 /// The concatenated results equal [`Tokenizer::decode`](super::Tokenizer::decode) of all ids.
 #[derive(Debug, Clone)]
 pub struct StreamDecoder {
-    pieces: Arc<Pieces>,
+    pieces: Arc<TokenPieces>,
     skip_special: bool,
     /// Spaces still to be stripped.
     strip: Strip,
@@ -69,7 +69,7 @@ pub struct StreamDecoder {
 }
 
 impl StreamDecoder {
-    pub(super) fn new(pieces: Arc<Pieces>, skip_special: bool) -> Self {
+    pub(super) fn new(pieces: Arc<TokenPieces>, skip_special: bool) -> Self {
         StreamDecoder { skip_special, strip: pieces.strip, pieces, pending: Vec::new() }
     }
 

@@ -23,7 +23,7 @@ use unicode_normalization::is_nfc;
 use super::vocab::{TokenType, fault, shown};
 use super::{PairTemplate, Surroundings, Tokenizer};
 use crate::error::Error;
-use crate::formats::text::{Fault, read_json};
+use crate::formats::text::{JsonFault, read_json};
 
 /// The special tokens' names, stored in `tokenizer_config.json`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct TokenizerConfig {
 }
 
 /// The ids from a file's configuration.
-struct Named {
+struct ConfiguredIds {
     bos_id: Option<u32>,
     eos_id: Option<u32>,
     end_ids: Vec<u32>,
@@ -88,22 +88,22 @@ impl TokenizerConfig {
 
 /// An entry of the vocabulary or `added_tokens`.
 #[derive(Debug, Clone)]
-struct Token {
+struct TokenEntry {
     text: String,
     kind: TokenType,
 }
 
 /// A checked file: the parts common to all pipelines.
-struct File {
+struct TokenizerFile {
     json: Value,
     /// By id. Missing ids are empty, unused tokens.
-    tokens: Vec<Token>,
+    tokens: Vec<TokenEntry>,
 }
 
 pub(super) fn load(bytes: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, Error> {
     let json = parse("tokenizer.json", bytes)?;
     let tokens = check::file(&json)?;
-    let file = File { json, tokens };
+    let file = TokenizerFile { json, tokens };
     let special = |field: &str, name: &Option<String>| match name {
         None => Ok(None),
         Some(name) => match file.tokens.iter().position(|token| token.text == *name) {
@@ -111,7 +111,7 @@ pub(super) fn load(bytes: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, 
             None => Err(fault(field, "a token of the vocabulary", shown(name))),
         },
     };
-    let named = Named {
+    let named = ConfiguredIds {
         bos_id: special("bos_token", &config.bos_token)?,
         eos_id: special("eos_token", &config.eos_token)?,
         end_ids: config.end_ids.iter().copied().filter(|&id| (id as usize) < file.tokens.len()).collect(),
@@ -122,7 +122,9 @@ pub(super) fn load(bytes: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, 
         "BPE" | "" if file.model().get("merges").is_some() && file.is_byte_level() => byte_level::load,
         "BPE" | "" if file.model().get("merges").is_some() => characters::load,
         "Unigram" => unigram::load,
-        _ => |file: &File, _: &Named| Err(not_ours("model", kind(file.model()), "BPE, WordPiece, Unigram")),
+        _ => |file: &TokenizerFile, _: &ConfiguredIds| {
+            Err(not_ours("model", kind(file.model()), "BPE, WordPiece, Unigram"))
+        },
     };
     match loader(&file, &named) {
         #[cfg(feature = "tokenizer-json")]
@@ -131,7 +133,7 @@ pub(super) fn load(bytes: &[u8], config: &TokenizerConfig) -> Result<Tokenizer, 
     }
 }
 
-impl File {
+impl TokenizerFile {
     fn model(&self) -> &Value {
         self.json.get("model").unwrap_or(&Value::Null)
     }
@@ -152,7 +154,7 @@ impl File {
 /// # Errors
 /// [`Error::Format`] with the byte offset. `serde_json` limits nesting to 128 levels.
 fn parse(format: &'static str, bytes: &[u8]) -> Result<Value, Error> {
-    read_json(bytes).map_err(|Fault { offset, message }| Error::Format {
+    read_json(bytes).map_err(|JsonFault { offset, message }| Error::Format {
         format,
         field: "file".into(),
         offset: offset as u64,

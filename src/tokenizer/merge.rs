@@ -32,7 +32,7 @@ const NO_SYMBOL: u32 = u32::MAX;
 
 /// A pair that may merge. The derived order is the merge order: priority, then position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
+struct MergeCandidate {
     priority: u32,
     left: u32,
     right: u32,
@@ -44,7 +44,7 @@ struct Candidate {
 #[derive(Debug, Default)]
 pub(super) struct Merger {
     symbols: Vec<Symbol>,
-    queue: BinaryHeap<Reverse<Candidate>>,
+    queue: BinaryHeap<Reverse<MergeCandidate>>,
 }
 
 impl Merger {
@@ -97,7 +97,7 @@ impl Merger {
     fn consider(&mut self, left: u32, right: u32, pair: &impl Fn(&Symbol, &Symbol) -> Option<(u32, u32)>) {
         let (Some(a), Some(b)) = (self.symbols.get(left as usize), self.symbols.get(right as usize)) else { return };
         if let Some((priority, merged)) = pair(a, b) {
-            self.queue.push(Reverse(Candidate { priority, left, right, len: a.len + b.len, merged }));
+            self.queue.push(Reverse(MergeCandidate { priority, left, right, len: a.len + b.len, merged }));
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::error::Error;
 
 /// The steps in execution order.
 #[derive(Debug)]
-pub(super) struct Pipeline {
+pub(super) struct TokenizerPipeline {
     pub rewrites: Vec<Rewrite>,
     /// Tokens found in rewritten text, in rewritten spelling.
     pub tokens: Matchers,
@@ -63,13 +63,13 @@ pub(super) enum Prepend {
 
 /// Consecutive pieces of text.
 #[derive(Debug, Default)]
-struct Words {
+struct WordList {
     text: String,
     /// End of each piece. Empty pieces are ignored.
     ends: Vec<usize>,
 }
 
-impl Pipeline {
+impl TokenizerPipeline {
     /// Appends the ids of `text`: of the tokens found in it, and those that `encode_word` appends for each word.
     /// `at_start`: whether it begins the whole text.
     ///
@@ -92,7 +92,7 @@ impl Pipeline {
                     continue;
                 }
             };
-            let mut words = Words { text: piece.to_owned(), ends: vec![piece.len()] };
+            let mut words = WordList { text: piece.to_owned(), ends: vec![piece.len()] };
             for cut in &self.cuts {
                 words = cut.apply(&words, at_start && n == 0);
             }
@@ -159,7 +159,7 @@ fn by_rules(charsmap: &Charsmap, text: &str) -> String {
     normalised
 }
 
-impl Words {
+impl WordList {
     fn iter(&self) -> impl Iterator<Item = &str> {
         let mut start = 0;
         let words = self.ends.iter().map(move |&end| self.text.get(std::mem::replace(&mut start, end)..end));
@@ -173,8 +173,8 @@ impl Words {
 }
 
 impl Cut {
-    fn apply(&self, words: &Words, at_start: bool) -> Words {
-        let mut cut = Words { text: String::with_capacity(words.text.len()), ends: Vec::new() };
+    fn apply(&self, words: &WordList, at_start: bool) -> WordList {
+        let mut cut = WordList { text: String::with_capacity(words.text.len()), ends: Vec::new() };
         for (n, word) in words.iter().enumerate() {
             match self {
                 Cut::Spaces => {

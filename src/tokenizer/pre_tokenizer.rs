@@ -12,7 +12,7 @@ mod splits;
 mod words;
 
 use names::{FAMILIES, Family};
-use splits::Cut;
+use splits::CutFn;
 
 use crate::error::Error;
 
@@ -20,7 +20,7 @@ use crate::error::Error;
 #[derive(Debug, Clone)]
 pub(super) struct PreTokenizer {
     /// Each step runs on all pieces of the previous one.
-    steps: Vec<Cut>,
+    steps: Vec<CutFn>,
     /// Normalises text to Unicode form C first.
     pub nfc: bool,
     /// Words that are tokens skip the merges.
@@ -32,7 +32,7 @@ pub(super) struct PreTokenizer {
 }
 
 /// A pre-tokenizer step of a `tokenizer.json`.
-pub(super) enum Step<'j> {
+pub(super) enum PreTokenizerStep<'j> {
     /// Isolates the matches of a regular expression.
     Regex(&'j str),
     /// Isolates digits, singly or as whole numbers.
@@ -73,16 +73,20 @@ impl PreTokenizer {
     }
 
     /// The pre-tokenizer of a `tokenizer.json`. The error is an unsupported step.
-    pub fn by_steps<'s, 'j>(steps: &'s [Step<'j>], nfc: bool, ignore_merges: bool) -> Result<Self, &'s Step<'j>> {
-        let cut = |step: &'s Step<'j>| match step {
-            Step::Regex(expression) => {
+    pub fn by_steps<'s, 'j>(
+        steps: &'s [PreTokenizerStep<'j>],
+        nfc: bool,
+        ignore_merges: bool,
+    ) -> Result<Self, &'s PreTokenizerStep<'j>> {
+        let cut = |step: &'s PreTokenizerStep<'j>| match step {
+            PreTokenizerStep::Regex(expression) => {
                 splits::ALL.iter().find(|split| split.expression == *expression).map(|split| split.cut).ok_or(step)
             }
-            Step::Digits { each: true } => Ok(splits::DIGIT.cut),
-            Step::Digits { each: false } => Ok(splits::NUMBERS.cut),
-            Step::Punctuation { each: true } => Ok(splits::PUNCTUATION.cut),
-            Step::Punctuation { each: false } => Ok(splits::PUNCTUATION_RUN.cut),
-            Step::Gpt2 => Ok(splits::GPT2.cut),
+            PreTokenizerStep::Digits { each: true } => Ok(splits::DIGIT.cut),
+            PreTokenizerStep::Digits { each: false } => Ok(splits::NUMBERS.cut),
+            PreTokenizerStep::Punctuation { each: true } => Ok(splits::PUNCTUATION.cut),
+            PreTokenizerStep::Punctuation { each: false } => Ok(splits::PUNCTUATION_RUN.cut),
+            PreTokenizerStep::Gpt2 => Ok(splits::GPT2.cut),
         };
         let steps = steps.iter().map(cut).collect::<Result<_, _>>()?;
         Ok(PreTokenizer { steps, nfc, ignore_merges, add_bos: false, add_sep: false })
@@ -95,7 +99,7 @@ impl PreTokenizer {
 }
 
 /// The recursion depth is the number of steps.
-fn cut<'t>(steps: &[Cut], text: &'t str, emit: &mut dyn FnMut(&'t str)) {
+fn cut<'t>(steps: &[CutFn], text: &'t str, emit: &mut dyn FnMut(&'t str)) {
     match steps.split_first() {
         Some((first, rest)) => first(text, &mut |part| cut(rest, part, emit)),
         None => emit(text),
@@ -177,7 +181,7 @@ mod tests {
     }
 
     fn words(steps: &[Split], text: &str) -> Vec<String> {
-        let steps: Vec<Cut> = steps.iter().map(|split| split.cut).collect();
+        let steps: Vec<CutFn> = steps.iter().map(|split| split.cut).collect();
         let mut words = Vec::new();
         cut(&steps, text, &mut |word| words.push(word.to_owned()));
         words.retain(|word| !word.is_empty());
@@ -185,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn scanners_match_their_expressions() {
+    fn split_scanners_match_their_regexes() {
         let is_full = std::env::var_os("TILEWRIGHT_FULL").is_some();
         for split in splits::ALL {
             let regex = [isolating(&split)];
@@ -202,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_follow_each_other() {
+    fn successive_split_steps_match_chained_regexes() {
         for family in FAMILIES.iter().filter(|family| family.steps.len() > 1) {
             let regexes: Vec<RegexSplit> = family.steps.iter().map(isolating).collect();
             for text in random_texts(2000) {
@@ -213,7 +217,7 @@ mod tests {
 
     /// Names and expressions are unique: a duplicate would never be found.
     #[test]
-    fn names_and_expressions_differ() {
+    fn pre_tokenizer_names_and_regexes_are_unique() {
         let mut names: Vec<&str> =
             FAMILIES.iter().flat_map(|family| family.names).chain(crate::tokenizer::raw::NAMES).copied().collect();
         let mut expressions: Vec<&str> = splits::ALL.iter().map(|split| split.expression).collect();

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use super::bpe::{self, Bpe, Characters};
-use super::pipeline::{Cut, Pipeline, Rewrite};
+use super::pipeline::{Cut, Rewrite, TokenizerPipeline};
 use super::special::Matchers;
 use super::spm::ESCAPED_SPACE;
 use super::vocab::{TokenType, Vocab, fault, parse_byte};
@@ -44,7 +44,7 @@ pub(super) fn bpe(vocab: &Vocab, name: &str) -> Result<Bpe, Error> {
     }
     let byte_ids: Option<Vec<u32>> = bytes.into_iter().collect();
     let byte_ids = byte_ids.and_then(|ids| ids.into_boxed_slice().try_into().ok());
-    let pipeline = Pipeline {
+    let pipeline = TokenizerPipeline {
         rewrites: vec![Rewrite::Replace { pattern: " ".into(), content: ESCAPED_SPACE.into() }],
         tokens: Matchers::by_rule(std::iter::empty())?,
         cuts: vec![Cut::Lines { word_start: (name == "mmbert").then_some(ESCAPED_SPACE) }],

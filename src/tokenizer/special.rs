@@ -35,14 +35,14 @@ impl Search {
 #[derive(Debug, Clone)]
 pub(super) struct Matcher {
     search: Option<Search>,
-    tokens: Vec<(u32, Rule)>,
+    tokens: Vec<(u32, SpecialRule)>,
     /// Whether names of special tokens become those tokens. Otherwise they stay text, as do tokens that overlap them.
     parse_special: bool,
 }
 
 /// When a literal token is recognised, and the white space it absorbs.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Rule {
+pub(super) struct SpecialRule {
     /// A special token: recognised only when parsing special tokens.
     pub special: bool,
     /// Only without an adjacent letter, digit or underscore.
@@ -61,8 +61,9 @@ pub(super) enum Fragment<'t> {
 
 impl Matcher {
     /// A matcher that parses special tokens.
-    pub fn new<'v>(tokens: impl Iterator<Item = (u32, &'v str, Rule)>) -> Result<Self, Error> {
-        let (tokens, texts): (Vec<(u32, Rule)>, Vec<&str>) = tokens.map(|(id, text, rule)| ((id, rule), text)).unzip();
+    pub fn new<'v>(tokens: impl Iterator<Item = (u32, &'v str, SpecialRule)>) -> Result<Self, Error> {
+        let (tokens, texts): (Vec<(u32, SpecialRule)>, Vec<&str>) =
+            tokens.map(|(id, text, rule)| ((id, rule), text)).unzip();
         if tokens.is_empty() {
             return Ok(Matcher { search: None, tokens, parse_special: true });
         }
@@ -112,9 +113,9 @@ pub(super) struct Matchers {
 impl Matchers {
     /// User-defined tokens, recognised in every text; when parsing, special tokens as well.
     pub fn by_kind(vocab: &Vocab) -> Result<Self, Error> {
-        let rule = |token: &str| Rule {
+        let rule = |token: &str| SpecialRule {
             rstrip: vocab.special_strips_right && !["<unk>", "<s>", "<|endoftext|>"].contains(&token),
-            ..Rule::default()
+            ..SpecialRule::default()
         };
         let of_kind = |wanted: fn(TokenType) -> bool| {
             let tokens = vocab.iter().filter(|token| wanted(token.2));
@@ -127,7 +128,7 @@ impl Matchers {
     }
 
     /// The added tokens of a `tokenizer.json`.
-    pub fn by_rule<'v>(tokens: impl Iterator<Item = (u32, &'v str, Rule)>) -> Result<Self, Error> {
+    pub fn by_rule<'v>(tokens: impl Iterator<Item = (u32, &'v str, SpecialRule)>) -> Result<Self, Error> {
         let parsing = Matcher::new(tokens)?;
         Ok(Matchers { plain: Matcher { parse_special: false, ..parsing.clone() }, parsing })
     }

@@ -162,7 +162,7 @@ mod tests {
     use super::priority;
 
     #[test]
-    fn priority_reverses_the_order_of_scores() {
+    fn merge_priority_reverses_the_score_order() {
         let descending = [f32::INFINITY, 1e9, 1.0, f32::MIN_POSITIVE, 0.0, -1e-40, -1.0, -31739.0, f32::NEG_INFINITY];
         assert!(descending.windows(2).all(|pair| priority(pair[0]) < priority(pair[1])));
         assert_eq!(priority(0.0), priority(-0.0));

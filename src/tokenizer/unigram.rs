@@ -4,7 +4,7 @@
 //! Characters without a token become the unknown token, one per run of such characters.
 
 use super::charsmap::Charsmap;
-use super::pipeline::Pipeline;
+use super::pipeline::TokenizerPipeline;
 use super::spm::ESCAPED_SPACE;
 use super::vocab::{TokenType, Vocab, fault, shown};
 use crate::error::Error;
@@ -16,7 +16,7 @@ const UNKNOWN_PENALTY: f64 = 10.0;
 #[derive(Debug)]
 pub(super) struct Unigram {
     preparation: Preparation,
-    model: Model,
+    model: UnigramModel,
 }
 
 /// Text preparation before the model.
@@ -25,7 +25,7 @@ enum Preparation {
     /// SentencePiece's own steps; the model receives the whole text.
     Normalizer(Normalizer),
     /// The steps of a `tokenizer.json`; the model receives words.
-    Pipeline(Box<Pipeline>),
+    Pipeline(Box<TokenizerPipeline>),
 }
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ struct Normalizer {
 
 /// Tokens with their scores.
 #[derive(Debug)]
-pub(super) struct Model {
+pub(super) struct UnigramModel {
     trie: Trie,
     /// Ids and scores of the tokens that text can become, in the trie's order.
     tokens: Vec<(u32, f64)>,
@@ -49,7 +49,7 @@ pub(super) struct Model {
 
 /// The best segmentation up to a position.
 #[derive(Clone, Copy)]
-struct Way {
+struct Segmentation {
     score: f64,
     /// Start of its last token.
     from: u32,
@@ -74,12 +74,12 @@ impl Unigram {
                 add_space_prefix: vocab.add_space_prefix.unwrap_or(true),
                 remove_extra_spaces: vocab.remove_extra_spaces.unwrap_or(false),
             }),
-            model: Model::new(tokens, lowest, vocab.unk_id, None),
+            model: UnigramModel::new(tokens, lowest, vocab.unk_id, None),
         })
     }
 
     /// A model for a pipeline's words.
-    pub fn of_words(pipeline: Pipeline, model: Model) -> Self {
+    pub fn of_words(pipeline: TokenizerPipeline, model: UnigramModel) -> Self {
         Unigram { preparation: Preparation::Pipeline(Box::new(pipeline)), model }
     }
 
@@ -100,7 +100,7 @@ impl Unigram {
     }
 }
 
-impl Model {
+impl UnigramModel {
     /// `tokens` are those that text can become: distinct texts, ids and scores; `lowest` is the lowest score of all.
     pub fn new(
         mut tokens: Vec<(&str, u32, f64)>,
@@ -110,7 +110,7 @@ impl Model {
     ) -> Self {
         crate::sort::by(&mut tokens, |a, b| a.0.cmp(b.0));
         let texts: Vec<&str> = tokens.iter().map(|token| token.0).collect();
-        Model {
+        UnigramModel {
             trie: Trie::new(&texts),
             tokens: tokens.iter().map(|&(_, id, score)| (id, score)).collect(),
             unknown_score: lowest - UNKNOWN_PENALTY,
@@ -121,8 +121,8 @@ impl Model {
 
     /// Appends the ids of `text`, which is below 4 GiB.
     fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), Error> {
-        let mut ways: Vec<Option<Way>> = vec![None; text.len() + 1];
-        let take = |ways: &mut [Option<Way>], end: usize, way: Way| {
+        let mut ways: Vec<Option<Segmentation>> = vec![None; text.len() + 1];
+        let take = |ways: &mut [Option<Segmentation>], end: usize, way: Segmentation| {
             // The first of equal scores, as in SentencePiece.
             if ways[end].is_none_or(|best| way.score > best.score) {
                 ways[end] = Some(way);
@@ -134,11 +134,11 @@ impl Model {
             for (len, token) in self.trie.starts(&text.as_bytes()[at..]) {
                 is_token |= len == c.len_utf8();
                 let score = before + self.tokens[token as usize].1;
-                take(&mut ways, at + len, Way { score, from, token: Some(token) });
+                take(&mut ways, at + len, Segmentation { score, from, token: Some(token) });
             }
             if !is_token {
                 let score = before + self.unknown_score;
-                take(&mut ways, at + c.len_utf8(), Way { score, from, token: None });
+                take(&mut ways, at + c.len_utf8(), Segmentation { score, from, token: None });
             }
         }
 
@@ -263,7 +263,7 @@ mod tests {
     use crate::tokenizer::{PairTemplate, TokenType, Tokenizer, Vocab};
 
     #[test]
-    fn two_texts_stand_as_xlm_roberta_has_them() {
+    fn pair_encoding_follows_xlm_roberta() {
         use TokenType::{Control, Normal, Unknown};
         let vocab = Vocab {
             model: "t5".into(),

@@ -15,17 +15,17 @@ use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::shaders::{self, Tier, Variant};
 use crate::target::{Bucket, Choice, PlaceKey, Tuning};
-use crate::tested::Found;
+use crate::tested::TestResults;
 use crate::tested::Tested;
 
 /// Maximum file size: far more than all buckets need.
 const MAX_BYTES: u64 = 4 << 20;
 
 #[derive(Serialize, Deserialize)]
-struct Content {
+struct TuningContent {
     passed: Vec<String>,
     banned: BTreeMap<String, String>,
-    choices: Vec<Row>,
+    choices: Vec<ChoiceRow>,
     #[serde(default)]
     places: Vec<PlaceRow>,
     #[serde(default)]
@@ -42,7 +42,7 @@ struct PlaceRow {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Row {
+struct ChoiceRow {
     kernel: String,
     weight: String,
     rows: u32,
@@ -94,7 +94,7 @@ pub(crate) fn from_folder(device: &Device, folder: &Path) -> Device {
 ///
 /// # Errors
 /// Why the file is unusable.
-fn read(path: &Path, info: &DeviceInfo) -> Result<Option<(Tuning, Found)>, String> {
+fn read(path: &Path, info: &DeviceInfo) -> Result<Option<(Tuning, TestResults)>, String> {
     let size_bytes = match std::fs::metadata(path) {
         // If the path is blocked otherwise, writing reports it.
         Err(_) => return Ok(None),
@@ -142,8 +142,8 @@ pub(crate) fn write(device: &Device, tuning: Option<&Tuning>) -> Result<(), Erro
 
 impl Tuning {
     /// A device's tuning and self-test results as JSON.
-    pub(crate) fn text(&self, info: &DeviceInfo, found: &Found) -> String {
-        let row = |(bucket, choice): (Bucket, Choice)| Row {
+    pub(crate) fn text(&self, info: &DeviceInfo, found: &TestResults) -> String {
+        let row = |(bucket, choice): (Bucket, Choice)| ChoiceRow {
             kernel: bucket.kernel.into(),
             weight: bucket.weight.name().into(),
             rows: bucket.rows,
@@ -159,7 +159,7 @@ impl Tuning {
             texts: key.n_texts,
             is_second,
         };
-        let content = Content {
+        let content = TuningContent {
             passed: found.passed.iter().cloned().collect(),
             banned: found.banned.iter().map(|(label, found)| (label.to_string(), found.clone())).collect(),
             choices: self.choices().map(row).collect(),
@@ -177,7 +177,7 @@ impl Tuning {
     ///
     /// # Errors
     /// Why the text is unusable.
-    pub(crate) fn parse(text: &[u8], info: &DeviceInfo) -> Result<(Tuning, Found), String> {
+    pub(crate) fn parse(text: &[u8], info: &DeviceInfo) -> Result<(Tuning, TestResults), String> {
         let value: Value = serde_json::from_slice(text).map_err(|e| format!("it is not JSON: {e}"))?;
         for (field, expected) in identity(info) {
             let found = &value[&field];
@@ -185,14 +185,14 @@ impl Tuning {
                 return Err(format!("its {field} is {found}, expected {expected}"));
             }
         }
-        let content: Content = serde_json::from_value(value).map_err(|e| e.to_string())?;
+        let content: TuningContent = serde_json::from_value(value).map_err(|e| e.to_string())?;
         known(content)
     }
 }
 
 /// Converts a text's content. Every value must be one that [`Tuning::text`] could write.
-fn known(content: Content) -> Result<(Tuning, Found), String> {
-    let (mut tuning, mut found) = (Tuning::default(), Found::default());
+fn known(content: TuningContent) -> Result<(Tuning, TestResults), String> {
+    let (mut tuning, mut found) = (Tuning::default(), TestResults::default());
     tuning.set_operations_rate(content.operations_rate);
     for pipeline in content.passed {
         variant(pipeline.split(' ').next().unwrap_or_default())?;

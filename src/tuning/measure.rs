@@ -103,11 +103,11 @@ pub(crate) async fn tune_products(
     let of_prompts = weights
         .layer_products()
         .map(|(_, w)| (&product_kernel(&device.target(), w).kernel, w, device.target().usual_max_pass()));
-    let mut products: Vec<Product> = Vec::new();
+    let mut products: Vec<MeasuredProduct> = Vec::new();
     for (kernel, w, n_tokens) in weights.products().map(|(kernel, w)| (kernel, w, 1)).chain(of_prompts) {
         let bucket = Bucket::of(kernel, w.weight(), [w.rows(), w.blocks(), n_tokens]);
         if products.iter().all(|known| known.bucket != bucket) {
-            products.push(Product { kernel, w, n_tokens, bucket });
+            products.push(MeasuredProduct { kernel, w, n_tokens, bucket });
         }
     }
     let budget = budget(products.len() as u32);
@@ -128,7 +128,7 @@ pub(crate) async fn tune_products(
 }
 
 /// A product that represents its bucket.
-struct Product<'a> {
+struct MeasuredProduct<'a> {
     kernel: &'static Kernel,
     w: &'a Matrix,
     n_tokens: u32,
@@ -136,7 +136,7 @@ struct Product<'a> {
 }
 
 /// An alternative for a product.
-struct Candidate {
+struct TuningCandidate {
     choice: Choice,
     device: Device,
     recording: Recording,
@@ -144,13 +144,13 @@ struct Candidate {
     times: Vec<f64>,
 }
 
-impl Candidate {
+impl TuningCandidate {
     async fn new(
         untuned: &Device,
         choice: Choice,
-        &Product { kernel, n_tokens, .. }: &Product<'_>,
+        &MeasuredProduct { kernel, n_tokens, .. }: &MeasuredProduct<'_>,
         copies: &[Matrix],
-    ) -> Result<Candidate, Error> {
+    ) -> Result<TuningCandidate, Error> {
         let mut tuning = untuned.tuning().clone();
         tuning.choose(
             Bucket::of(kernel, copies[0].weight(), [copies[0].rows(), copies[0].blocks(), n_tokens]),
@@ -161,7 +161,7 @@ impl Candidate {
         let (recording, y) = record_tested(&device, recorded, |(recording, _)| recording).await?;
         device.run(&recording)?;
         let result = (y.dtype(), device.read(&y).await?);
-        Ok(Candidate { choice, device, recording, result, times: Vec::new() })
+        Ok(TuningCandidate { choice, device, recording, result, times: Vec::new() })
     }
 
     /// The median, the upper of two.
@@ -201,10 +201,10 @@ impl Candidate {
 /// second of the best choice.
 async fn measure(
     device: &Device,
-    product: &Product<'_>,
+    product: &MeasuredProduct<'_>,
     budget: Duration,
 ) -> Result<(TunedRow, Option<Choice>, u64), Error> {
-    let &Product { w, bucket, .. } = product;
+    let &MeasuredProduct { w, bucket, .. } = product;
     let start = Instant::now();
     let size_bytes: u64 = w.tensors().map(Tensor::size_bytes).sum();
     // Whole heads, and equally many gate and up rows.
@@ -218,14 +218,14 @@ async fn measure(
     let untuned = device.with_tuning(Tuning::default());
     let choices = candidates(&untuned, product);
 
-    let mut measured: Vec<Candidate> = Vec::new();
+    let mut measured: Vec<TuningCandidate> = Vec::new();
     let mut round = Duration::ZERO;
     for &choice in &choices {
         // Leave time to finish the candidates begun.
         if !measured.is_empty() && start.elapsed() + round * ROUNDS.start as u32 >= budget {
             break;
         }
-        let candidate = match Candidate::new(&untuned, choice, product, &copies).await {
+        let candidate = match TuningCandidate::new(&untuned, choice, product, &copies).await {
             Ok(candidate) => candidate,
             // A compiler may refuse a variant, but not the default.
             Err(error) if measured.is_empty() || matches!(error, Error::DeviceLost { .. }) => return Err(error),
@@ -249,7 +249,7 @@ async fn measure(
             candidate.times.push(seconds);
         }
     }
-    let medians: Vec<f64> = measured.iter_mut().map(Candidate::median).collect();
+    let medians: Vec<f64> = measured.iter_mut().map(TuningCandidate::median).collect();
     // Simpler choices come first, so each must clearly beat the best before it.
     let best = (1..medians.len()).fold(0, |best, i| if medians[i] < (1.0 - GAIN) * medians[best] { i } else { best });
     let timed = |i: usize| {
@@ -275,7 +275,7 @@ async fn measure(
 
 /// The default choice, then the device's others by complexity: without barriers, with barriers, with subgroups. Half
 /// precision is included only if the default has it, because it changes results.
-fn candidates(device: &Device, &Product { kernel, w, n_tokens, .. }: &Product<'_>) -> Vec<Choice> {
+fn candidates(device: &Device, &MeasuredProduct { kernel, w, n_tokens, .. }: &MeasuredProduct<'_>) -> Vec<Choice> {
     let target = device.target();
     let usual = usual(&target, kernel, w, n_tokens);
     let sizes: Vec<u32> = if is_tiled(kernel) {

@@ -908,7 +908,7 @@ mod tests {
 
     /// The operands of each weight type are such that a GPU and the CPU agree on what they stand for.
     #[test]
-    fn products_with_every_weight_type_pass() {
+    fn matvec_self_test_passes_for_every_weight_type() {
         let Ok(device) = pollster::block_on(Device::open_in(&DeviceChoice::Gpu, Some(Tier::Baseline), None)) else {
             assert!(std::env::var_os("REQUIRE_ADAPTER").is_none(), "REQUIRE_ADAPTER is set and there is no adapter");
             println!("skipped: no adapter");
@@ -926,7 +926,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_of_a_forward_pass_or_a_search_has_a_check() {
+    fn every_model_or_search_kernel_has_a_self_test() {
         // Of benches, and of calls of single kernels.
         let others = ["by_head", "matmul_naive", "matmul_plain", "mol_gate", "top_k", "weighted_sum"];
         for kernel in shaders::ALL {
@@ -938,7 +938,7 @@ mod tests {
 
     /// What there is no test for is used, and each process says so: it has not passed.
     #[test]
-    fn what_is_used_untested_is_told_at_each_start() {
+    fn untested_kernel_is_reported_at_every_start() {
         let folder = std::env::temp_dir().join(format!("tilewright-untested-{}", std::process::id()));
         for start in 0..2 {
             let Ok(device) = block_on(Device::open_in(&DeviceChoice::Gpu, None, Some(&folder))) else {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
-use super::encoder::{EncoderInfo, Work, telling};
+use super::encoder::{CurrentWork, EncoderInfo, telling};
 use super::{from_js, pick, plan_to_js, to_js, to_js_error};
 use crate::embed::EmbedOptions;
 use crate::kernels::Pooling;
@@ -14,7 +14,7 @@ use crate::kernels::Pooling;
 #[wasm_bindgen]
 pub struct Embedder {
     embedder: crate::Embedder,
-    work: Work,
+    work: CurrentWork,
 }
 
 #[wasm_bindgen]
@@ -77,7 +77,7 @@ impl Embedder {
 
 impl Embedder {
     pub(super) fn new(embedder: crate::Embedder) -> Embedder {
-        Embedder { embedder, work: Work::default() }
+        Embedder { embedder, work: CurrentWork::default() }
     }
 
     fn prompted(&self, prompt: JsValue) -> Result<crate::Embedder, JsValue> {

@@ -48,11 +48,11 @@ impl<'a> EncoderInfo<'a> {
 
 /// The current work, one at a time.
 #[derive(Default)]
-pub(super) struct Work {
+pub(super) struct CurrentWork {
     is_cancelled: Cell<bool>,
 }
 
-impl Work {
+impl CurrentWork {
     /// The result of `work`, or `None` if cancelled.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         self.is_cancelled.set(false);

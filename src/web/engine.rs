@@ -8,7 +8,7 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::{JsFuture, future_to_promise};
 use web_time::Instant;
 
-use super::model::{Model, Outcome, OutsideGuide, Pieces, guided, read_options};
+use super::model::{GenerationOutcome, JsConstraint, Model, PieceSink, guided, read_options};
 use super::{as_js_error, from_js, plan_to_js, to_js, to_js_error};
 use crate::engine::{self, Driver, EngineOptions, Request, Stream, StreamHandle};
 use crate::error::Error;
@@ -69,7 +69,7 @@ impl Engine {
     /// After a lost device: resumes the requests with the same model on another device.
     pub fn resume(&self, model: &Model) -> Result<(), JsValue> {
         let (driver, _) = &mut *self.running.borrow_mut();
-        driver.go_on_with(model.inner().clone()).map_err(|error| {
+        driver.resume_with(model.inner().clone()).map_err(|error| {
             let js = as_js_error(&error);
             driver.fail(error);
             js
@@ -85,7 +85,7 @@ impl Engine {
     }
 
     /// Queues a request: generates after `ids`, constrained by `guide`.
-    pub fn submit(&self, ids: Vec<u32>, options: JsValue, guide: Option<OutsideGuide>) -> Result<Text, JsValue> {
+    pub fn submit(&self, ids: Vec<u32>, options: JsValue, guide: Option<JsConstraint>) -> Result<Text, JsValue> {
         let (options, _) = read_options(options)?;
         let stream = self.engine.submit_constrained(Request::new(ids, options), guided(guide)).map_err(to_js_error)?;
         let (handle, begun) = (stream.handle(), Instant::now());
@@ -118,7 +118,7 @@ impl Text {
     /// first one.
     pub async fn pieces(&self, on_begin: js_sys::Function, on_piece: js_sys::Function) -> Result<JsValue, JsValue> {
         let mut stream = self.stream.borrow_mut();
-        let pieces = Pieces { on_piece };
+        let pieces = PieceSink { on_piece };
         let mut prefill = None;
         while let Some(piece) = stream.next().await {
             let piece = piece.map_err(to_js_error)?;
@@ -132,7 +132,7 @@ impl Text {
             }
         }
         let (usage, prefill) = (stream.usage(), prefill.unwrap_or_default());
-        to_js(&Outcome {
+        to_js(&GenerationOutcome {
             stop_reason: stream.stop_reason().unwrap_or(StopReason::Cancelled),
             prompt_tokens: usage.prompt_tokens,
             cached_tokens: usage.cached_tokens,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
-use super::loader::{Wanted, read_files};
+use super::loader::{RangeRequest, read_files};
 use super::{Device, from_js, plan_to_js, to_js, to_js_error};
 use crate::chat::ChatTemplate;
 use crate::error::Error;
@@ -15,14 +15,14 @@ use crate::load::{HeaderReader, ModelFile, ModelHeader, ModelShape, Outline, Wei
 pub struct Header {
     /// Until the headers are complete.
     reader: Option<HeaderReader>,
-    read: Option<Read>,
+    read: Option<ParsedHeaders>,
 }
 
 /// The largest exact integer of JavaScript; a hostile header may claim more.
 const MAX_SAFE: u64 = (1 << 53) - 1;
 
 /// The parsed headers.
-struct Read {
+struct ParsedHeaders {
     outline: Outline,
     /// The model's header, or why it cannot be loaded.
     header: Result<ModelHeader, Error>,
@@ -47,7 +47,7 @@ impl Header {
 
     /// `{ file, offset }` of the next bytes wanted, or `undefined` when the headers are complete.
     pub fn want(&self) -> Result<JsValue, JsValue> {
-        Wanted::to_js(self.reader.as_ref().and_then(HeaderReader::wanted))
+        RangeRequest::to_js(self.reader.as_ref().and_then(HeaderReader::wanted))
     }
 
     /// Adds bytes at the wanted offset.
@@ -81,7 +81,7 @@ impl Header {
             weights: Vec<Weights>,
             problem: Option<String>,
         }
-        let Read { outline, header } = self.read().map_err(to_js_error)?;
+        let ParsedHeaders { outline, header } = self.read().map_err(to_js_error)?;
         let weights = |shares: Vec<WeightShare>| {
             let told = |WeightShare { block_type, n_elements, size_bytes }| Weights {
                 r#type: block_type.to_string(),
@@ -171,7 +171,7 @@ fn read_options(options: JsValue) -> Result<LoadOptions<'static>, JsValue> {
 
 impl Header {
     fn of_model(&mut self) -> Result<&ModelHeader, Error> {
-        let Read { header, .. } = self.read()?;
+        let ParsedHeaders { header, .. } = self.read()?;
         header.as_ref().map_err(|problem| Error::Config {
             field: "header".into(),
             expected: "a model's header".into(),
@@ -179,7 +179,7 @@ impl Header {
         })
     }
 
-    fn read(&mut self) -> Result<&Read, Error> {
+    fn read(&mut self) -> Result<&ParsedHeaders, Error> {
         if let Some(reader) = self.reader.take() {
             let outline = reader.outline()?;
             let header = match &outline.content {
@@ -196,7 +196,7 @@ impl Header {
                 Err(error) if error.code() != "unsupported" => return Err(error),
                 header => header,
             };
-            self.read = Some(Read { outline, header });
+            self.read = Some(ParsedHeaders { outline, header });
         }
         self.read.as_ref().ok_or_else(|| Error::Config {
             field: "header".into(),

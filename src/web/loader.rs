@@ -21,41 +21,41 @@ use crate::target::Tuning;
 
 /// Loads a model, an encoder or vectors onto a device while their files arrive.
 #[wasm_bindgen]
-pub struct Loader(Kind);
+pub struct Loader(LoaderKind);
 
-enum Kind {
+enum LoaderKind {
     Model(load::Loader<crate::Model>),
     Embedder(load::Loader<crate::Embedder>),
     Reranker(load::Loader<crate::Reranker>),
     Index(IndexLoader),
-    Mol(crate::Device, mol::Loader),
+    Mol(crate::Device, mol::MolUpload),
 }
 
 /// Applies the same to any kind of loader: of model files, an index, a mixture's weights.
 macro_rules! any {
     ($loader:expr, $inner:ident => $of_model:expr, $index:ident => $of_index:expr, $mol:ident => $of_mol:expr) => {
         match $loader {
-            Kind::Model($inner) => $of_model,
-            Kind::Embedder($inner) => $of_model,
-            Kind::Reranker($inner) => $of_model,
-            Kind::Index($index) => $of_index,
-            Kind::Mol(_, $mol) => $of_mol,
+            LoaderKind::Model($inner) => $of_model,
+            LoaderKind::Embedder($inner) => $of_model,
+            LoaderKind::Reranker($inner) => $of_model,
+            LoaderKind::Index($index) => $of_index,
+            LoaderKind::Mol(_, $mol) => $of_mol,
         }
     };
 }
 
 /// The next bytes that a loader wants.
 #[derive(Serialize)]
-pub(super) struct Wanted {
+pub(super) struct RangeRequest {
     file: usize,
     offset: u64,
 }
 
-impl Wanted {
+impl RangeRequest {
     /// `{ file, offset }`, or `undefined` when nothing is wanted.
     pub fn to_js(wanted: Option<(usize, u64)>) -> Result<JsValue, JsValue> {
         match wanted {
-            Some((file, offset)) => to_js(&Wanted { file, offset }),
+            Some((file, offset)) => to_js(&RangeRequest { file, offset }),
             None => Ok(JsValue::UNDEFINED),
         }
     }
@@ -86,31 +86,31 @@ impl Loader {
             Some(read) => crate::Model::loader_reading(device, files, options, file_reader(read)),
             None => crate::Model::loader(device, files, options),
         };
-        Ok(Loader(Kind::Model(loader.map_err(to_js_error)?)))
+        Ok(Loader(LoaderKind::Model(loader.map_err(to_js_error)?)))
     }
 
     /// A loader of an [`Embedder`]. `files`: `{ name, size? }[]`; `options`: `EmbedderOptions` in the npm package.
     pub fn embedder(device: &Device, files: JsValue, options: JsValue) -> Result<Loader, JsValue> {
         let options = embedder::read_options(options)?;
         let loader = crate::Embedder::loader(&device.0, read_files(files)?, options).map_err(to_js_error)?;
-        Ok(Loader(Kind::Embedder(loader)))
+        Ok(Loader(LoaderKind::Embedder(loader)))
     }
 
     /// A loader of a [`Reranker`]. `files`: `{ name, size? }[]`; `options`: `RerankerOptions` in the npm package.
     pub fn reranker(device: &Device, files: JsValue, options: JsValue) -> Result<Loader, JsValue> {
         let options = reranker::read_options(options)?;
         let loader = crate::Reranker::loader(&device.0, read_files(files)?, options).map_err(to_js_error)?;
-        Ok(Loader(Kind::Reranker(loader)))
+        Ok(Loader(LoaderKind::Reranker(loader)))
     }
 
     /// A loader of an [`Index`] file from `saving`, with its size if known.
     pub fn index(device: &Device, size: Option<f64>) -> Loader {
-        Loader(Kind::Index(IndexLoader::new(&device.0, size.map(|size| size as u64))))
+        Loader(LoaderKind::Index(IndexLoader::new(&device.0, size.map(|size| size as u64))))
     }
 
     /// A loader of a [`Mol`](mol::Mol) without items, from a safetensors file. `storage`: as for an [`Index`].
     pub fn mol(device: &Device, size: Option<f64>, storage: Option<String>) -> Result<Loader, JsValue> {
-        Ok(Loader(Kind::Mol(device.0.clone(), mol::Loader::new(size.map(|size| size as u64), storage)?)))
+        Ok(Loader(LoaderKind::Mol(device.0.clone(), mol::MolUpload::new(size.map(|size| size as u64), storage)?)))
     }
 
     /// Sets the name of the files' folder, before the first bytes are pushed.
@@ -122,7 +122,7 @@ impl Loader {
     /// `{ file, offset }` of the next bytes wanted, or `undefined` when complete.
     pub fn want(&mut self) -> Result<JsValue, JsValue> {
         let only = |offset: Option<u64>| offset.map(|offset| (0, offset));
-        Wanted::to_js(
+        RangeRequest::to_js(
             any!(&mut self.0, loader => loader.wanted(), index => only(index.wanted()), mol => only(mol.weights().wanted())),
         )
     }
@@ -164,11 +164,11 @@ impl Loader {
     /// The loaded object.
     pub async fn finish(self) -> Result<JsValue, JsValue> {
         match self.0 {
-            Kind::Model(loader) => loader.finish().await.map(|model| Model::new(model).into()),
-            Kind::Embedder(loader) => loader.finish().await.map(|embedder| Embedder::new(embedder).into()),
-            Kind::Reranker(loader) => loader.finish().await.map(|reranker| Reranker::new(reranker).into()),
-            Kind::Index(loader) => loader.finish().map(|index| Index::new(index).into()),
-            Kind::Mol(device, loader) => loader.finish(&device).map(Into::into),
+            LoaderKind::Model(loader) => loader.finish().await.map(|model| Model::new(model).into()),
+            LoaderKind::Embedder(loader) => loader.finish().await.map(|embedder| Embedder::new(embedder).into()),
+            LoaderKind::Reranker(loader) => loader.finish().await.map(|reranker| Reranker::new(reranker).into()),
+            LoaderKind::Index(loader) => loader.finish().map(|index| Index::new(index).into()),
+            LoaderKind::Mol(device, loader) => loader.finish(&device).map(Into::into),
         }
         .map_err(to_js_error)
     }
@@ -177,11 +177,11 @@ impl Loader {
 impl Loader {
     fn of_model(&mut self) -> Result<&mut load::Loader<crate::Model>, JsValue> {
         let found = match &mut self.0 {
-            Kind::Model(loader) => return Ok(loader),
-            Kind::Embedder(_) => "an embedder's",
-            Kind::Reranker(_) => "a reranker's",
-            Kind::Index(_) => "an index's",
-            Kind::Mol(..) => "a mixture's",
+            LoaderKind::Model(loader) => return Ok(loader),
+            LoaderKind::Embedder(_) => "an embedder's",
+            LoaderKind::Reranker(_) => "a reranker's",
+            LoaderKind::Index(_) => "an index's",
+            LoaderKind::Mol(..) => "a mixture's",
         };
         let (expected, found) = ("a model's".into(), found.into());
         Err(to_js_error(Error::Operand { kernel: "tune", operand: "loader", expected, found }))

@@ -217,17 +217,17 @@ impl Model {
 extern "C" {
     /// Knows the allowed tokens, see [`TokenConstraint`].
     #[wasm_bindgen(typescript_type = "TokenConstraint")]
-    pub type OutsideGuide;
+    pub type JsConstraint;
     #[wasm_bindgen(method, catch)]
-    fn allowed(this: &OutsideGuide) -> Result<Vec<u32>, JsValue>;
+    fn allowed(this: &JsConstraint) -> Result<Vec<u32>, JsValue>;
     /// `undefined`: no further token is allowed.
     #[wasm_bindgen(method, catch)]
-    fn accept(this: &OutsideGuide, id: u32) -> Result<Option<Vec<u32>>, JsValue>;
+    fn accept(this: &JsConstraint, id: u32) -> Result<Option<Vec<u32>>, JsValue>;
 }
 
 /// A guide and its last bitmask.
 struct Guided {
-    guide: OutsideGuide,
+    guide: JsConstraint,
     allowed: Vec<u32>,
 }
 
@@ -242,7 +242,7 @@ impl TokenConstraint for Guided {
     }
 }
 
-pub(super) fn guided(guide: Option<OutsideGuide>) -> Option<Box<dyn TokenConstraint>> {
+pub(super) fn guided(guide: Option<JsConstraint>) -> Option<Box<dyn TokenConstraint>> {
     guide.map(|guide| Box::new(Guided { guide, allowed: Vec::new() }) as Box<dyn TokenConstraint>)
 }
 
@@ -254,7 +254,7 @@ fn failed(_: JsValue) -> Error {
 /// The result of a generation.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Outcome {
+pub(super) struct GenerationOutcome {
     pub stop_reason: StopReason,
     pub prompt_tokens: usize,
     pub cached_tokens: usize,
@@ -266,11 +266,11 @@ pub(super) struct Outcome {
 }
 
 /// Receives the pieces of a completion.
-pub(super) struct Pieces {
+pub(super) struct PieceSink {
     pub on_piece: js_sys::Function,
 }
 
-impl Pieces {
+impl PieceSink {
     /// Sends a piece. Returns whether to continue.
     pub async fn tell(&self, model: &crate::Model, piece: Piece, is_last: bool) -> Result<bool, JsValue> {
         let told = piece.logprobs.map(|logprobs| told(model, piece.id, &logprobs, piece.held));
@@ -301,7 +301,7 @@ impl Session {
         &self,
         ids: &[u32],
         options: JsValue,
-        guide: Option<OutsideGuide>,
+        guide: Option<JsConstraint>,
         on_begin: js_sys::Function,
         on_piece: js_sys::Function,
         on_lost: js_sys::Function,
@@ -314,7 +314,7 @@ impl Session {
         // The last one is always computed, for its logits.
         let cached_tokens = generation.session().n_cached().min(ids.len().saturating_sub(1));
         on_begin.call1(&JsValue::UNDEFINED, &(cached_tokens as u32).into())?;
-        let pieces = Pieces { on_piece };
+        let pieces = PieceSink { on_piece };
         let mut n_generated = 0;
         while let Some(piece) = generation.next().await {
             match piece {
@@ -337,7 +337,7 @@ impl Session {
                 Err(error) => return Err(to_js_error(error)),
             }
         }
-        to_js(&Outcome {
+        to_js(&GenerationOutcome {
             stop_reason: generation.stop_reason().unwrap_or(StopReason::Cancelled),
             prompt_tokens: ids.len(),
             cached_tokens,

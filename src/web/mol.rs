@@ -67,7 +67,7 @@ impl Mol {
         method: JsValue,
         users: Option<Vec<u32>>,
     ) -> Result<JsValue, JsValue> {
-        let method: Option<Method> = from_js("method", method)?;
+        let method: Option<SearchMethod> = from_js("method", method)?;
         let method = match method {
             Some(method) => method.search()?,
             None if self.mol.len() <= MAX_BRUTE_FORCE => MolSearch::BruteForce,
@@ -80,16 +80,16 @@ impl Mol {
 }
 
 /// Loads the weights of a [`Mol`].
-pub(super) struct Loader {
+pub(super) struct MolUpload {
     weights: MolLoader,
     storage: Storage,
 }
 
-impl Loader {
+impl MolUpload {
     /// `storage`: as for an [`Index`](super::index::Index).
-    pub fn new(file_len: Option<u64>, storage: Option<String>) -> Result<Loader, JsValue> {
+    pub fn new(file_len: Option<u64>, storage: Option<String>) -> Result<MolUpload, JsValue> {
         let storage = pick("storage", storage, &Storage::ALL, Storage::name)?.unwrap_or_default();
-        Ok(Loader { weights: MolLoader::new(file_len), storage })
+        Ok(MolUpload { weights: MolLoader::new(file_len), storage })
     }
 
     pub fn weights(&mut self) -> &mut MolLoader {
@@ -107,14 +107,14 @@ impl Loader {
 /// A [`MolSearch`] from JavaScript.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Method {
+struct SearchMethod {
     kind: String,
     candidates: Option<usize>,
     per_pair: Option<usize>,
     sample: Option<usize>,
 }
 
-impl Method {
+impl SearchMethod {
     fn search(&self) -> Result<MolSearch, JsValue> {
         let error = |expected: &str, found: String| {
             to_js_error(Error::Option { option: "method", expected: expected.into(), found })

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use wasm_bindgen::prelude::*;
 
-use super::encoder::{EncoderInfo, Work, telling};
+use super::encoder::{CurrentWork, EncoderInfo, telling};
 use super::{from_js, plan_to_js, to_js, to_js_error};
 use crate::embed::RerankOptions;
 
@@ -11,7 +11,7 @@ use crate::embed::RerankOptions;
 #[wasm_bindgen]
 pub struct Reranker {
     reranker: crate::Reranker,
-    work: Work,
+    work: CurrentWork,
 }
 
 #[wasm_bindgen]
@@ -63,7 +63,7 @@ impl Reranker {
 
 impl Reranker {
     pub(super) fn new(reranker: crate::Reranker) -> Reranker {
-        Reranker { reranker, work: Work::default() }
+        Reranker { reranker, work: CurrentWork::default() }
     }
 }
 

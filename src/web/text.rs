@@ -17,7 +17,7 @@ use crate::grammar::{self, Constraint, Grammars, Next, ToolChoice, ToolRules};
 use crate::tokenizer::{TokenType, Tokenizer};
 
 /// Maximum bytes of a constraint as JSON, above the limits of `grammar`.
-const MOST_JSON_BYTES: usize = 2 << 20;
+const MAX_JSON_BYTES: usize = 2 << 20;
 
 thread_local! {
     /// Encodes texts for the only vocabulary.
@@ -99,7 +99,7 @@ impl Vocabulary {
             let rules = ToolRules { format, choice, parallel, thinking: may_think };
             let constraint = Constraint::tools(&reader.tools, &rules, &self.tokenizer, &reader.prompt_end)?;
             let guide = self.grammars()?.begin(&constraint, &end_ids)?;
-            Ok(Some(Guide { guide, lead: None, end_ids, n_logits: self.n_logits }))
+            Ok(Some(Guide { guide, prefix: None, end_ids, n_logits: self.n_logits }))
         };
         begin().map_err(to_js_error)
     }
@@ -117,13 +117,13 @@ impl Vocabulary {
     ) -> Result<Guide, JsValue> {
         let reader = &reader.reader;
         if reader.format() == Format::Harmony {
-            let lead = self.channels(reader, may_think).map_err(to_js_error)?;
-            return self.begin(constraint, end_ids, lead).map_err(to_js_error);
+            let prefix = self.channels(reader, may_think).map_err(to_js_error)?;
+            return self.begin(constraint, end_ids, prefix).map_err(to_js_error);
         }
-        let lead = match (reader.thought_ids(), reader.is_thinking()) {
-            (Some([_, close]), true) if may_think => Some(Lead::Thought { close, barred: Vec::new(), then: None }),
-            (Some([_, close]), true) => Some(Lead::written(vec![close])),
-            (Some([open, close]), false) if may_think => Some(Lead::Perhaps { open, close }),
+        let prefix = match (reader.thought_ids(), reader.is_thinking()) {
+            (Some([_, close]), true) if may_think => Some(Prefix::Thought { close, barred: Vec::new(), then: None }),
+            (Some([_, close]), true) => Some(Prefix::written(vec![close])),
+            (Some([open, close]), false) if may_think => Some(Prefix::Perhaps { open, close }),
             (None, true) => {
                 let (field, found) = ("thinking".into(), "text of this model".into());
                 let expected = "tokens that end the reasoning, for a constraint on the rest".into();
@@ -131,7 +131,7 @@ impl Vocabulary {
             }
             _ => None,
         };
-        self.begin(constraint, end_ids, lead).map_err(to_js_error)
+        self.begin(constraint, end_ids, prefix).map_err(to_js_error)
     }
 
     /// A parser for answers in the format of these chat templates. `tools`: a JSON list in the templates' format.
@@ -167,14 +167,14 @@ impl Vocabulary {
         make().map_err(to_js_error)
     }
 
-    fn begin(&self, constraint: &str, end_ids: Vec<u32>, lead: Option<Lead>) -> Result<Guide, Error> {
+    fn begin(&self, constraint: &str, end_ids: Vec<u32>, prefix: Option<Prefix>) -> Result<Guide, Error> {
         let guide = self.grammars()?.begin(&read_constraint(constraint)?, &end_ids)?;
-        Ok(Guide { guide, lead, end_ids, n_logits: self.n_logits })
+        Ok(Guide { guide, prefix, end_ids, n_logits: self.n_logits })
     }
 
     /// The tokens before the final channel's text: an `analysis` message, if the answer may think, and the headers;
     /// `None` if the prompt ends with the final channel's header.
-    fn channels(&self, reader: &answer::AnswerReader, may_think: bool) -> Result<Option<Lead>, Error> {
+    fn channels(&self, reader: &answer::AnswerReader, may_think: bool) -> Result<Option<Prefix>, Error> {
         let missing = |what: &str| Error::Constraint {
             field: "responseFormat".into(),
             expected: "a vocabulary with the marks of channels, for a constraint on the final one".into(),
@@ -187,15 +187,15 @@ impl Vocabulary {
         let header = |name: &str| Ok::<_, Error>([&[channel], word(name)?.as_slice(), &[message]].concat());
         let (thought, answer) = (header("analysis")?, header("final")?);
         let next = [&[start], word("assistant")?.as_slice(), &answer].concat();
-        let inner = |then| Lead::Thought { close, barred: vec![start, channel, message], then: Some(Box::new(then)) };
+        let inner = |then| Prefix::Thought { close, barred: vec![start, channel, message], then: Some(Box::new(then)) };
         Ok(match (reader.is_thinking(), reader.is_in_header()) {
-            (true, _) if may_think => Some(inner(Lead::written(next))),
-            (true, _) => Some(Lead::written([&[close], next.as_slice()].concat())),
-            (_, true) if may_think => Some(Lead::Either(vec![
-                Way { ids: answer, then: None },
-                Way { ids: thought, then: Some(Box::new(inner(Lead::written(next)))) },
+            (true, _) if may_think => Some(inner(Prefix::written(next))),
+            (true, _) => Some(Prefix::written([&[close], next.as_slice()].concat())),
+            (_, true) if may_think => Some(Prefix::Either(vec![
+                PrefixChoice { ids: answer, then: None },
+                PrefixChoice { ids: thought, then: Some(Box::new(inner(Prefix::written(next)))) },
             ])),
-            (_, true) => Some(Lead::written(answer)),
+            (_, true) => Some(Prefix::written(answer)),
             (_, false) => None,
         })
     }
@@ -221,8 +221,8 @@ fn read_constraint(text: &str) -> Result<Constraint, Error> {
         Gbnf { grammar: String },
     }
     let error = |expected: String, found: String| Error::Constraint { field: "responseFormat".into(), expected, found };
-    if text.len() > MOST_JSON_BYTES {
-        return Err(error(format!("at most {MOST_JSON_BYTES} bytes"), text.len().to_string()));
+    if text.len() > MAX_JSON_BYTES {
+        return Err(error(format!("at most {MAX_JSON_BYTES} bytes"), text.len().to_string()));
     }
     let given = serde_json::from_str(text);
     Ok(match given.map_err(|refused| error("a documented format".into(), format!("refused: {refused}")))? {
@@ -235,46 +235,46 @@ fn read_constraint(text: &str) -> Result<Constraint, Error> {
 }
 
 /// The unconstrained start of a text that must match.
-enum Lead {
+enum Prefix {
     /// Reasoning, if this token opens it.
     Perhaps { open: u32, close: u32 },
     /// Reasoning: any tokens but some, until one closes it; then `then`.
-    Thought { close: u32, barred: Vec<u32>, then: Option<Box<Lead>> },
+    Thought { close: u32, barred: Vec<u32>, then: Option<Box<Prefix>> },
     /// One of these, as the model chooses.
-    Either(Vec<Way>),
+    Either(Vec<PrefixChoice>),
 }
 
-/// Tokens and the lead after them.
-struct Way {
+/// Tokens and the prefix after them.
+struct PrefixChoice {
     ids: Vec<u32>,
-    then: Option<Box<Lead>>,
+    then: Option<Box<Prefix>>,
 }
 
-impl Lead {
+impl Prefix {
     /// These tokens; not empty.
-    fn written(ids: Vec<u32>) -> Lead {
-        Lead::Either(vec![Way { ids, then: None }])
+    fn written(ids: Vec<u32>) -> Prefix {
+        Prefix::Either(vec![PrefixChoice { ids, then: None }])
     }
 
-    /// Whether a token is part of the lead rather than the text.
+    /// Whether a token is part of the prefix rather than the text.
     fn has(&self, id: u32) -> bool {
-        !matches!(self, Lead::Perhaps { open, .. } if *open != id)
+        !matches!(self, Prefix::Perhaps { open, .. } if *open != id)
     }
 
-    /// The rest of the lead after a token.
-    fn after(self, id: u32) -> Option<Lead> {
+    /// The rest of the prefix after a token.
+    fn after(self, id: u32) -> Option<Prefix> {
         match self {
-            Lead::Perhaps { open, close } if id == open => {
-                Some(Lead::Thought { close, barred: Vec::new(), then: None })
+            Prefix::Perhaps { open, close } if id == open => {
+                Some(Prefix::Thought { close, barred: Vec::new(), then: None })
             }
-            Lead::Perhaps { .. } => None,
-            Lead::Thought { close, then, .. } if id == close => then.map(|next| *next),
-            Lead::Thought { .. } => Some(self),
-            Lead::Either(mut ways) => {
-                ways.retain_mut(|way| way.ids.first() == Some(&id) && way.ids.remove(0) == id);
-                match ways.iter().position(|way| way.ids.is_empty()) {
-                    Some(at) => ways.swap_remove(at).then.map(|next| *next),
-                    None => Some(Lead::Either(ways)),
+            Prefix::Perhaps { .. } => None,
+            Prefix::Thought { close, then, .. } if id == close => then.map(|next| *next),
+            Prefix::Thought { .. } => Some(self),
+            Prefix::Either(mut choices) => {
+                choices.retain_mut(|choice| choice.ids.first() == Some(&id) && choice.ids.remove(0) == id);
+                match choices.iter().position(|choice| choice.ids.is_empty()) {
+                    Some(at) => choices.swap_remove(at).then.map(|next| *next),
+                    None => Some(Prefix::Either(choices)),
                 }
             }
         }
@@ -285,7 +285,7 @@ impl Lead {
 #[wasm_bindgen]
 pub struct Guide {
     guide: grammar::Guide,
-    lead: Option<Lead>,
+    prefix: Option<Prefix>,
     end_ids: Vec<u32>,
     n_logits: u32,
 }
@@ -295,8 +295,8 @@ impl Guide {
     /// The bitmask of allowed tokens.
     pub fn allowed(&mut self) -> Result<Vec<u32>, JsValue> {
         let n_words = self.n_logits.div_ceil(32) as usize;
-        match &self.lead {
-            Some(Lead::Thought { barred, .. }) => {
+        match &self.prefix {
+            Some(Prefix::Thought { barred, .. }) => {
                 let mut all: Vec<u32> = vec![u32::MAX; n_words];
                 if let (Some(last), rest @ 1..) = (all.last_mut(), self.n_logits % 32) {
                     *last &= (1 << rest) - 1;
@@ -304,15 +304,15 @@ impl Guide {
                 self.end_ids.iter().chain(barred).for_each(|&id| set(&mut all, id, false));
                 return Ok(all);
             }
-            Some(Lead::Either(ways)) => {
+            Some(Prefix::Either(choices)) => {
                 let mut some = vec![0; n_words];
-                ways.iter().filter_map(|way| way.ids.first()).for_each(|&id| set(&mut some, id, true));
+                choices.iter().filter_map(|choice| choice.ids.first()).for_each(|&id| set(&mut some, id, true));
                 return Ok(some);
             }
-            Some(Lead::Perhaps { .. }) | None => {}
+            Some(Prefix::Perhaps { .. }) | None => {}
         }
         let mut allowed = self.guide.allowed().map(<[u32]>::to_vec).map_err(to_js_error)?;
-        if let Some(Lead::Perhaps { open, .. }) = self.lead {
+        if let Some(Prefix::Perhaps { open, .. }) = self.prefix {
             set(&mut allowed, open, true);
         }
         Ok(allowed)
@@ -320,9 +320,9 @@ impl Guide {
 
     /// Appends a token. Returns the tokens that must follow, or `undefined` if the text is complete.
     pub fn accept(&mut self, id: u32) -> Result<Option<Vec<u32>>, JsValue> {
-        if let Some(lead) = self.lead.take() {
-            let is_lead = lead.has(id);
-            self.lead = lead.after(id);
+        if let Some(prefix) = self.prefix.take() {
+            let is_lead = prefix.has(id);
+            self.prefix = prefix.after(id);
             if is_lead {
                 return Ok(Some(Vec::new()));
             }

@@ -77,7 +77,7 @@ pub fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, usize) {
 }
 
 #[test]
-fn counts_the_peak_of_what_is_held() {
+fn allocator_counts_peak_bytes() {
     let (_, peak) = peak_bytes(|| {
         let large = vec![1_u8; 1 << 20];
         drop(large);
@@ -87,7 +87,7 @@ fn counts_the_peak_of_what_is_held() {
 }
 
 #[test]
-fn counts_all_that_was_asked_for() {
+fn allocator_counts_calls_and_total_bytes() {
     let (_, asked) = measure(|| (0..100).for_each(|i| drop(std::hint::black_box(vec![i as u8; 1 << 10]))));
     assert_eq!((asked.calls, asked.total), (100, 100 << 10), "{asked:?}");
     assert!(asked.peak < 1 << 11, "{asked:?}");

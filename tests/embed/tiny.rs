@@ -89,7 +89,7 @@ fn rerankers_match_their_references() {
 }
 
 #[test]
-fn what_memory_held_before_changes_no_vector() {
+fn stale_buffer_contents_do_not_change_vectors() {
     let mut rng = Rng::new(3);
     let texts: Vec<Tokens> =
         [3, 1, 9, 2].map(|len| Tokens::from((0..len).map(|_| rng.below(30) as u32).collect::<Vec<_>>())).to_vec();
@@ -140,7 +140,7 @@ fn vector_of(case: &Value) -> Vec<f32> {
 }
 
 #[test]
-fn all_files_of_nomic_are_one_model() {
+fn all_nomic_file_formats_give_equal_vectors() {
     let cases: Vec<Value> = cases("nomic", "texts");
     let texts: Vec<Tokens> = cases.iter().map(|case| Tokens::from(ids(case))).collect();
     for device in executors() {
@@ -158,7 +158,7 @@ fn all_files_of_nomic_are_one_model() {
 
 /// GGUF files contain everything except prompts.
 #[test]
-fn gguf_files_make_the_vectors_of_their_folders() {
+fn gguf_encoders_match_their_safetensors_folders() {
     for device in executors() {
         for (name, pooling) in [("qwen3-embedding", Pooling::Last), ("modernbert-bpe", Pooling::Cls)] {
             let of_folder = embedder(&device, name, EmbedOptions::default());
@@ -199,7 +199,7 @@ fn value_of(file: &[u8], key: &str) -> usize {
 }
 
 #[test]
-fn gguf_files_of_no_known_encoder_are_refused_by_the_key() {
+fn unsupported_gguf_encoders_are_refused_by_key() {
     enum Change {
         /// Replaces a key or tensor name by another one of equal length.
         Rename(&'static str),
@@ -297,7 +297,7 @@ fn gguf_files_of_no_known_encoder_are_refused_by_the_key() {
 
 /// A decoder with sentence-transformers' files is an encoder. The reference is transformers.
 #[test]
-fn the_last_of_qwen3s_tokens_is_its_decoders() {
+fn qwen3_embedding_equals_its_decoders_last_hidden_state() {
     let Some(folder) = common::data(&["tiny-random"]).map(|data| data.join("tiny-random/qwen3")) else { return };
     let references = References::open(&folder.join("refs.safetensors"));
     let (ids, hidden) = (references.ids("1.ids"), references.floats("1.hidden"));
@@ -323,7 +323,7 @@ fn the_last_of_qwen3s_tokens_is_its_decoders() {
 /// An external pipeline adds the same tokens around pairs, with the same types.
 #[cfg(feature = "tokenizer-json")]
 #[test]
-fn foreign_tokenizers_read_pairs_alike() {
+fn pairs_encode_equally_with_the_tokenizers_crate() {
     let device = common::cpu();
     for name in ["bert-reranker", "roberta-reranker"] {
         let mut files = files(name);
@@ -346,7 +346,7 @@ fn foreign_tokenizers_read_pairs_alike() {
 }
 
 #[test]
-fn prompts_are_chosen_by_name() {
+fn embedding_prompts_are_chosen_by_name() {
     let device = common::cpu();
     let options = EmbedOptions { cached_vectors: 9, ..EmbedOptions::default() };
     let model = embedder(&device, "nomic", options);
@@ -385,7 +385,7 @@ fn prompts_are_chosen_by_name() {
 }
 
 #[test]
-fn documents_are_ranked_by_score_and_then_by_place() {
+fn documents_are_ranked_by_score_then_position() {
     for device in executors() {
         let model = reranker(&device, "bert-reranker", RerankOptions::default());
         let documents = ["a calm stream", "tax law", "the old engine", "tax law", ""];
@@ -408,7 +408,7 @@ fn documents_are_ranked_by_score_and_then_by_place() {
 }
 
 #[test]
-fn a_model_in_a_folder_has_its_name() {
+fn encoder_name_comes_from_its_folder_or_gguf_metadata() {
     let device = common::cpu();
     let files = files("nomic");
     let name = |folder: Option<&str>, files: &[(String, Vec<u8>)]| {
@@ -449,7 +449,7 @@ fn check_alone(label: &str, n: usize, rows: &dyn Fn(&[usize]) -> Vec<f32>, alone
 }
 
 #[test]
-fn a_pair_has_one_score_and_a_text_one_vector_in_every_batch() {
+fn scores_and_vectors_are_bit_equal_in_every_batch() {
     let mut rng = Rng::new(3);
     let pairs: Vec<(String, String)> = (0..24).map(|_| (words(&mut rng), words(&mut rng))).collect();
     for device in executors() {
@@ -479,7 +479,7 @@ fn a_pair_has_one_score_and_a_text_one_vector_in_every_batch() {
 }
 
 #[test]
-fn what_no_reranker_can_take_is_named() {
+fn unsupported_rerankers_and_inputs_are_refused_by_name() {
     let device = common::cpu();
     let load = |files: &[(String, Vec<u8>)]| {
         let loader = Reranker::loader(&device, names(files), RerankOptions::default())?;
@@ -548,7 +548,7 @@ fn files(name: &str) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn benches_remember_no_text() {
+fn embedding_benchmark_bypasses_the_vector_cache() {
     let device = common::cpu();
     let embedder = embedder(&device, "nomic", EmbedOptions { cached_vectors: 64, ..EmbedOptions::default() });
     let texts: Vec<String> = ["a b", "the cat", "b a b a", "a a a a"].map(String::from).to_vec();

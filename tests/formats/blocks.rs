@@ -39,7 +39,7 @@ const DECODED: [BlockType; 25] = [
 /// Values equal ggml's bit for bit, for random bits with scales of every kind, subnormals included, and for every
 /// codebook entry.
 #[test]
-fn blocks_match_the_vectors() {
+fn dequantised_blocks_match_ggml_bit_for_bit() {
     let Some(data) = common::data(&["quant-vectors"]) else { return };
     for (file, n_types) in [("vectors.safetensors", 21), ("more.safetensors", 25)] {
         let vectors = Reference::open(data.join("quant-vectors").join(file));
@@ -57,7 +57,7 @@ fn blocks_match_the_vectors() {
 
 /// Sizes of all types with vectors, as in `ggml-common.h` and the shared vectors.
 #[test]
-fn block_sizes_match_the_vectors() {
+fn block_sizes_match_ggml() {
     let Some(data) = common::data(&["quant-vectors"]) else { return };
     let vectors = Reference::open(data.join("quant-vectors/vectors.safetensors"));
     let mut n_types = 0;

@@ -43,7 +43,7 @@ fn values_come_back_as_written() {
 }
 
 #[test]
-fn broken_files_are_errors() {
+fn malformed_config_json_is_an_error_with_its_offset() {
     let deep = format!("{{\"a\":{}", "[".repeat(10_000));
     let large = format!("{{\"a\":\"{}\"}}", "x".repeat(5 << 20));
     for (json, at) in [("", 0), ("[]", 0), ("{\n\n\"a\": 1,}", 10), ("{\"a\":\"", 6), (&deep, 131), (&large, 4 << 20)] {
@@ -59,7 +59,7 @@ fn broken_files_are_errors() {
 }
 
 #[test]
-fn all_real_files_load() {
+fn all_published_configs_parse() {
     let files = common::data_roots().into_iter().flat_map(|root| data::files(&root, "json"));
     let configs = files.filter(|path| path.file_name().is_some_and(|name| name == "config.json"));
     let mut n_files = 0;

@@ -282,7 +282,7 @@ fn hostile_gguf_files_are_refused() {
 }
 
 #[test]
-fn gguf_cut_anywhere_is_an_error() {
+fn truncated_gguf_is_an_error() {
     for seed in 0..4 {
         let built = GgufFile::random(&mut Rng(seed)).build();
         let data_end = built.data.last().unwrap().end;
@@ -296,7 +296,7 @@ fn gguf_cut_anywhere_is_an_error() {
 
 /// With any byte of the header changed, the file is refused, or all results lie within the file.
 #[test]
-fn gguf_with_a_changed_byte_stays_within_the_file() {
+fn gguf_with_a_changed_byte_is_refused_or_within_the_file() {
     for seed in 0..4 {
         let mut rng = Rng(seed);
         let built = GgufFile::random(&mut rng).build();

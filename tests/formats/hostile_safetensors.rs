@@ -148,7 +148,7 @@ fn hostile_shard_indices_are_refused() {
 }
 
 #[test]
-fn safetensors_cut_anywhere_is_an_error() {
+fn truncated_safetensors_is_an_error() {
     let bytes = with(json_entry("x", "F32", "[2,25]", 4, 204), 204);
     for len in 0..bytes.len() {
         let file = Hostile::new(bytes[..len].to_vec(), "safetensors", 0..=len as u64);
@@ -158,7 +158,7 @@ fn safetensors_cut_anywhere_is_an_error() {
 
 /// With any byte of the header changed, the file is refused, or all results lie within the file.
 #[test]
-fn safetensors_with_a_changed_byte_stays_within_the_file() {
+fn safetensors_with_a_changed_byte_is_refused_or_in_bounds() {
     let bytes = with(json_entry("x", "F32", "[2,25]", 4, 204), 204);
     let mut rng = Rng(1);
     for position in 0..bytes.len() - 204 {

@@ -31,20 +31,20 @@ fn parse_all(extension: &str, parse: fn(&[u8], u64) -> Result<Vec<TensorInfo>, E
 }
 
 #[test]
-fn all_gguf_files_load() {
+fn all_published_gguf_files_parse() {
     let n_files = parse_all("gguf", |bytes, file_len| Ok(Gguf::parse(bytes, file_len)?.tensors));
     assert!(n_files >= 12, "{n_files}");
 }
 
 #[test]
-fn all_safetensors_files_load() {
+fn all_published_safetensors_files_parse() {
     let n_files = parse_all("safetensors", |bytes, file_len| Ok(Safetensors::parse(bytes, file_len)?.tensors));
     assert!(n_files >= 60, "{n_files}");
 }
 
 /// A tiny Llama's shapes follow from its `config.json`; weights stored in the same order in both formats are equal.
 #[test]
-fn a_model_is_the_same_in_both_formats() {
+fn gguf_and_safetensors_hold_equal_weights() {
     let Some(folder) = common::data(&["tiny-random"]) else { return };
     let folder = folder.join("tiny-random/llama3-rope");
     let config = ConfigJson::parse(&data::read(folder.join("config.json"))).unwrap();
@@ -104,7 +104,7 @@ fn a_model_is_the_same_in_both_formats() {
 
 /// Vocabularies have their models' published sizes, with known tokens at known ids.
 #[test]
-fn vocabularies_read_as_published() {
+fn vocabularies_match_published_sizes_and_tokens() {
     let Some(folder) = common::data(&["vocab"]) else { return };
     for (file, n_tokens, id, token) in [
         ("ggml-vocab-gpt-2.gguf", 50_257, 15_496, "Hello"),
@@ -127,7 +127,7 @@ mod further_data {
 
     /// The mixed file covers many types; the list is from its description.
     #[test]
-    fn the_mixed_file_holds_many_types() {
+    fn mixed_gguf_file_holds_13_block_types() {
         let Some(folder) = common::data(&["stories260k-wide"]) else { return };
         let bytes = data::read(folder.join("stories260k-wide/stories260k-wide-mixed.gguf"));
         let gguf = Gguf::parse(&bytes, bytes.len() as u64).unwrap();

@@ -13,7 +13,7 @@ fn parse(file: &GgufFile) -> Gguf {
 }
 
 #[test]
-fn tensors_lie_where_they_were_written() {
+fn gguf_tensors_are_found_at_their_offsets() {
     for seed in 0..50 {
         let file = GgufFile::random(&mut Rng(seed));
         let built = file.build();
@@ -36,7 +36,7 @@ fn tensors_lie_where_they_were_written() {
 }
 
 #[test]
-fn unusual_files_load() {
+fn unusual_but_valid_gguf_files_load() {
     assert!(parse(&GgufFile::empty()).tensors.is_empty());
     assert!(parse(&GgufFile { version: 2, ..GgufFile::empty() }).metadata.is_empty());
 
@@ -195,7 +195,7 @@ fn large_headers_stay_within_the_memory_bound() {
 
 /// Enough keys for hash collisions: each is found, and none in place of another.
 #[test]
-fn keys_that_share_a_hash_are_told_apart() {
+fn metadata_keys_with_equal_hashes_stay_distinct() {
     let mut file = GgufFile::empty();
     file.entries = (0..300_000).map(|i| entry(&format!("{i:x}"), U32, u32::to_le_bytes(i))).collect();
     let metadata = parse(&file).metadata;

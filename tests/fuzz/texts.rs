@@ -276,10 +276,10 @@ fn chat_template_render() {
         };
         match template.render(&messages, &options) {
             Ok(rendered) => {
-                let pieces: String = rendered.stretches().map(|(piece, _)| piece).collect();
+                let pieces: String = rendered.pieces().map(|(piece, _)| piece).collect();
                 assert_eq!(pieces, rendered.text());
                 // User text stays marked as such everywhere, but templates may contain the character too.
-                let own = rendered.stretches().filter(|(piece, is_user)| !is_user && piece.contains('\u{1F409}'));
+                let own = rendered.pieces().filter(|(piece, is_user)| !is_user && piece.contains('\u{1F409}'));
                 assert!(
                     source.contains("1f409") || source.contains('\u{1F409}') || own.count() == 0,
                     "{source}\n{messages:?}"
@@ -383,7 +383,7 @@ fn in_floats(text: &str, schema: &Json) -> String {
 }
 
 #[test]
-fn integers_beyond_floats_keep_their_remainders() {
+fn oversized_integers_are_reduced_keeping_remainders() {
     let schema = json!({ "items": { "multipleOf": 3 }, "not": { "multipleOf": 4 } });
     let text =
         r#"[1790117713375989216135160271407639038166173, "99999999999999999999\"9", -10000000000000000001, 2.5, 1e99]"#;

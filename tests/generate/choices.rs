@@ -35,7 +35,7 @@ fn argmax(logits: &[f64]) -> u32 {
 }
 
 #[test]
-fn penalties_and_biases_are_what_the_formulas_say() {
+fn penalties_and_biases_match_their_formulas() {
     for device in executors() {
         let model = builtin(&device, None);
         let first = argmax(&logits(&model, &PROMPT));
@@ -95,7 +95,7 @@ fn options_out_of_range_are_refused() {
 }
 
 #[test]
-fn probabilities_are_those_of_the_logits() {
+fn logprobs_match_the_softmax_of_the_logits() {
     for device in executors() {
         let model = builtin(&device, None);
         let (plain, ..) = collect(model.session().unwrap().generate_ids(&PROMPT, &endless(16)).unwrap());
@@ -162,7 +162,7 @@ fn searched(
 }
 
 #[test]
-fn beams_are_those_of_a_search_over_whole_texts() {
+fn beam_search_matches_an_uncached_reference() {
     for device in executors() {
         beams_are_searched_on(&device);
     }
@@ -199,7 +199,7 @@ fn beams_are_searched_on(device: &Device) {
 }
 
 #[test]
-fn a_beam_ends_with_the_context() {
+fn beam_search_ends_when_the_context_is_full() {
     let model = builtin(&common::cpu(), Some(8));
     let options = BeamOptions { width: 3, ignore_eos: true, ..BeamOptions::default() };
     let found = block_on(model.beam_search(&PROMPT, &options)).unwrap();

@@ -61,7 +61,7 @@ fn run(model: &Model, prompt: &str, options: &GenerateOptions) -> ((Vec<u32>, St
 }
 
 #[test]
-fn greedy_texts_stay_the_same_over_thousands_of_tokens() {
+fn prompt_lookup_does_not_change_greedy_output() {
     for device in executors() {
         // A software GPU is a hundred times slower.
         let (n_tokens, guesses) = if device.is_gpu() { (48, vec![7]) } else { (280, vec![7, 2]) };
@@ -93,7 +93,7 @@ fn greedy_texts_stay_the_same_over_thousands_of_tokens() {
 }
 
 #[test]
-fn texts_end_where_they_would_without_guesses() {
+fn prompt_lookup_does_not_change_where_output_stops() {
     let opening = OPENINGS[2];
     for device in executors() {
         let model = builtin(&device, None);
@@ -120,7 +120,7 @@ fn texts_end_where_they_would_without_guesses() {
 }
 
 #[test]
-fn a_session_goes_on_from_wherever_a_generation_was_left() {
+fn session_continues_after_an_abandoned_generation() {
     for device in executors() {
         let model = builtin(&device, None);
         let opening = OPENINGS[2];
@@ -144,7 +144,7 @@ fn a_session_goes_on_from_wherever_a_generation_was_left() {
 }
 
 #[test]
-fn a_passage_is_copied_in_an_eighth_of_the_passes() {
+fn copied_passage_takes_an_eighth_of_the_passes() {
     let copier = copier(1);
     // A passage, filler, and the beginning of the passage.
     let prompt = [copier.passage(0, 100), copier.passage(300, 20), copier.passage(0, 3)].concat();
@@ -185,7 +185,7 @@ fn a_passage_is_copied_in_an_eighth_of_the_passes() {
 }
 
 #[test]
-fn wrong_guesses_leave_nothing_behind() {
+fn rejected_draft_tokens_leave_no_trace() {
     let copier = copier(1);
     // The passage has a wrong token: some draft tokens are right before others are wrong. Prefill produces the first
     // token.
@@ -218,7 +218,7 @@ fn similar(folder: &Path) -> Model {
 
 /// Recurrent states cannot roll back by single tokens: after a wrong draft the accepted tokens are recomputed.
 #[test]
-fn recurrent_layers_verify_guesses() {
+fn recurrent_layers_verify_draft_tokens() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     for device in executors() {
         let mut all = Speculation::default();
@@ -269,7 +269,7 @@ fn recurrent_layers_verify_guesses() {
 }
 
 #[test]
-fn guesses_need_greedy_choices() {
+fn prompt_lookup_without_greedy_sampling_is_refused() {
     let model = builtin(&Device::cpu(), None);
     let refused = |options: GenerateOptions| {
         let mut session = model.session().unwrap();
@@ -291,7 +291,7 @@ fn guesses_need_greedy_choices() {
 }
 
 #[test]
-fn passes_of_one_token_and_caches_of_all_types() {
+fn prompt_lookup_works_with_all_kv_types_and_pass_sizes() {
     let copier = copier(1);
     let prompt = [copier.passage(0, 30), copier.passage(0, 3)].concat();
     for device in executors() {
@@ -320,7 +320,7 @@ fn drafted(model: &Model, draft: &Model, prompt: &[u32], n: u32, options: &Gener
 }
 
 #[test]
-fn a_draft_model_changes_no_text() {
+fn draft_model_does_not_change_output() {
     for device in executors() {
         let n_tokens = if device.is_gpu() { 24 } else { 150 };
         let model = builtin(&device, None);
@@ -346,7 +346,7 @@ fn a_draft_model_changes_no_text() {
 }
 
 #[test]
-fn a_draft_model_that_is_wrong_costs_passes_and_no_token() {
+fn wrong_draft_model_costs_passes_but_no_tokens() {
     let [copier, other] = [1, 2].map(copier);
     for device in executors() {
         let [model, wrong] = [&copier, &other].map(|it| load(&device, it, LoadOptions::default()));
@@ -363,7 +363,7 @@ fn a_draft_model_that_is_wrong_costs_passes_and_no_token() {
 }
 
 #[test]
-fn draft_models_are_checked() {
+fn incompatible_draft_models_are_refused() {
     let copier = copier(1);
     let (model, other) = (builtin(&Device::cpu(), None), load(&Device::cpu(), &copier, LoadOptions::default()));
     let refused = |draft: &Model, n: u32, options: GenerateOptions| {

@@ -70,7 +70,7 @@ fn told(session: &mut Session) -> (Vec<f32>, Vec<u32>) {
 }
 
 #[test]
-fn layers_that_are_read_for_each_pass_give_the_same_bits() {
+fn offloaded_layers_give_bit_equal_logits() {
     let paths = models();
     let mut n_compared = 0;
     for device in executors() {
@@ -134,7 +134,7 @@ async fn both<T>(first: impl Future<Output = T>, second: impl Future<Output = T>
 
 /// Sessions that share one thread, and a dropped pass.
 #[test]
-fn passes_with_layers_in_the_file_take_turns() {
+fn sessions_with_offloaded_layers_take_turns() {
     let device = common::cpu();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
     let whole = load(&device, &path, LoadOptions::default());
@@ -155,7 +155,7 @@ fn passes_with_layers_in_the_file_take_turns() {
 }
 
 #[test]
-fn what_does_not_fit_even_so_is_refused_with_numbers() {
+fn model_too_large_even_offloaded_is_refused_with_sizes() {
     let device = common::cpu();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
     let options = LoadOptions { memory_limit: Some(1000), stream_layers: true, ..LoadOptions::default() };
@@ -183,7 +183,7 @@ fn told_of((gpu_layers, others): &Split<'_>) -> String {
 /// On several devices, GPUs and the CPU, the tokens equal the CPU's, and the logits agree up to the order of sums.
 /// State on several devices can be copied and saved as one.
 #[test]
-fn layers_on_several_devices_leave_the_same_tokens() {
+fn layers_on_several_devices_give_equal_tokens() {
     let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
     let Some(other) = common::gpu(None) else { return };
     let cpu = common::cpu();
@@ -268,7 +268,7 @@ fn layers_on_several_devices_leave_the_same_tokens() {
 
 /// A device with no layers or all of them, and models that cannot be split.
 #[test]
-fn layers_that_cannot_be_elsewhere_are_refused() {
+fn impossible_layer_splits_are_refused() {
     let Some(gpu) = executors().into_iter().find(Device::is_gpu) else { return };
     let cpu = common::cpu();
     let refused = |name: &str, split: Split<'_>| {
@@ -294,7 +294,7 @@ fn layers_that_cannot_be_elsewhere_are_refused() {
 
 /// Draft tokens are verified on both devices.
 #[test]
-fn guesses_leave_the_text_as_it_is_where_layers_are_elsewhere() {
+fn draft_tokens_do_not_change_output_of_offloaded_layers() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
     for device in executors() {
         let whole = load(&device, &path, LoadOptions::default());
@@ -314,7 +314,7 @@ fn guesses_leave_the_text_as_it_is_where_layers_are_elsewhere() {
 
 /// If no context fits with all layers, a shorter one may fit with disk offload.
 #[test]
-fn the_longest_context_that_fits_with_layers_in_the_file_is_taken() {
+fn longest_context_that_fits_offloaded_is_chosen() {
     let device = common::cpu();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
     let short = LoadOptions { context_length: Some(64), ..LoadOptions::default() };

@@ -185,7 +185,7 @@ fn table_bytes(path: &Path, name: &str) -> u64 {
 }
 
 #[test]
-fn rows_that_are_fetched_give_the_same_bits_and_leave_the_tables_bytes_free() {
+fn fetched_rows_are_bit_equal_and_free_the_tables_memory() {
     let folder = Folder::new("bits");
     let tables = tables(&folder);
     for device in devices() {
@@ -237,7 +237,7 @@ fn rows_that_are_fetched_give_the_same_bits_and_leave_the_tables_bytes_free() {
 
 /// If memory is short, tables are offloaded to disk first, then layers.
 #[test]
-fn tables_stay_in_the_file_before_layers_do() {
+fn tables_are_offloaded_before_layers() {
     let folder = Folder::new("limits");
     let tables = tables(&folder);
     for device in devices() {
@@ -282,7 +282,7 @@ fn tables_stay_in_the_file_before_layers_do() {
 
 /// All other features of a session work as before, with the same output.
 #[test]
-fn all_that_sessions_do_is_the_same() {
+fn session_operations_are_equal_with_fetched_rows() {
     let folder = Folder::new("sessions");
     let paths = [in_q8_0(&folder, "gemma4/model-bf16.gguf"), untied(&folder, BlockType::Q8_0, 96)];
     for device in devices() {
@@ -357,7 +357,7 @@ fn all_that_sessions_do_is_the_same() {
 /// A LoRA adapter on a model with its table on disk.
 #[cfg(feature = "lora")]
 #[test]
-fn adapters_add_to_models_whose_tables_are_in_the_file() {
+fn lora_adapters_work_with_offloaded_tables() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let [whole, rows] = [options(), fetching()].map(|options| {
         let model = load(&cpu(), &data.join("tiny-random/qwen3"), options);
@@ -375,7 +375,7 @@ fn adapters_add_to_models_whose_tables_are_in_the_file() {
 
 /// If the CPU computes the first layers, it holds the embedding and reads its rows.
 #[test]
-fn the_cpus_part_of_a_model_fetches_rows() {
+fn cpu_part_of_a_split_model_fetches_rows() {
     let Some(gpu) = gpu() else { return };
     let folder = Folder::new("split");
     for path in [untied(&folder, BlockType::Q8_0, 96), in_q8_0(&folder, "llama3-rope/model-f16.gguf")] {
@@ -399,7 +399,7 @@ fn the_cpus_part_of_a_model_fetches_rows() {
 
 /// The head reads its whole matrix, so a tied embedding stays on the device.
 #[test]
-fn a_table_that_is_the_head_stays_on_the_device() {
+fn tied_embedding_table_stays_on_the_device() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/stories.gguf");
     let [whole, rows] = [options(), fetching()].map(|options| load(&cpu(), &path, options));
     assert!(rows.streaming().is_none());

@@ -21,7 +21,7 @@ fn with_long_context(device: &Device, kv_type: KvType) -> Model {
 }
 
 #[test]
-fn a_reopened_conversation_of_2000_tokens_computes_none_of_them() {
+fn reopened_session_recomputes_none_of_2000_tokens() {
     let ids: Vec<u32> = (0..2000).map(|i| 3 + (i * i + 7 * i) % 1000).collect();
     let path = std::env::temp_dir().join(format!("tilewright-session-{}", std::process::id()));
     for device in executors() {
@@ -55,7 +55,7 @@ fn a_reopened_conversation_of_2000_tokens_computes_none_of_them() {
 }
 
 #[test]
-fn an_empty_session_and_one_that_is_told_nothing_can_be_saved() {
+fn empty_session_can_be_saved_and_restored() {
     let model = builtin(&common::cpu(), None);
     let bytes = block_on(model.session().unwrap().to_bytes("")).unwrap();
     let mut session = story(&model, 8);
@@ -81,7 +81,7 @@ fn with(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_that_is_not_this_sessions_is_refused_and_changes_nothing() {
+fn foreign_session_file_is_refused_and_changes_nothing() {
     let device = common::cpu();
     let model = builtin(&device, None);
     let bytes = block_on(story(&model, 20).to_bytes("note")).unwrap();
@@ -133,7 +133,7 @@ fn a_file_that_is_not_this_sessions_is_refused_and_changes_nothing() {
 /// For recurrent layers, a file lists the positions of its states. Passes continue after the last cached position:
 /// without the latest state they would continue from an earlier one.
 #[test]
-fn a_file_without_the_state_that_its_session_goes_on_from_is_refused() {
+fn session_file_without_its_latest_state_is_refused() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     for name in ["lfm2", "qwen35", "granite-hybrid"] {
         let path = data.join("tiny-random").join(name);
@@ -164,7 +164,7 @@ fn a_file_without_the_state_that_its_session_goes_on_from_is_refused() {
 
 /// A file truncated anywhere, or with any header byte changed, is an error or the same session.
 #[test]
-fn no_damage_to_a_file_is_fatal() {
+fn damaged_session_file_never_panics() {
     let model = builtin(&common::cpu(), None);
     let whole = story(&model, 20);
     let bytes = block_on(whole.to_bytes("note")).unwrap();
@@ -188,7 +188,7 @@ fn no_damage_to_a_file_is_fatal() {
 
 /// A model's identity depends on every byte of its weights, wherever they are, and on its tokens' texts.
 #[test]
-fn a_session_of_a_model_with_any_other_byte_is_refused() {
+fn session_of_a_model_with_other_weights_is_refused() {
     let device = common::cpu();
     let whole = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf")).unwrap();
     let load = |file: &[u8], more: LoadOptions<'static>| {
@@ -237,7 +237,7 @@ fn a_session_of_a_model_with_any_other_byte_is_refused() {
 
 /// A model's identity also includes properties besides its weights.
 #[test]
-fn a_session_of_the_same_weights_with_another_epsilon_is_refused() {
+fn session_of_a_model_with_another_epsilon_is_refused() {
     let device = common::cpu();
     let bytes = block_on(story(&builtin(&device, None), 8).to_bytes("")).unwrap();
     let mut file = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/stories.gguf")).unwrap();
@@ -252,7 +252,7 @@ fn a_session_of_the_same_weights_with_another_epsilon_is_refused() {
 /// Window layers keep slightly more than passes can see. The saved part determines how far a session rolls back
 /// without recomputing; in any case the logits equal those of a recomputing session.
 #[test]
-fn a_reopened_session_goes_back_by_any_number_of_tokens() {
+fn reopened_session_truncates_by_any_number_of_tokens() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let options = LoadOptions { kv_type: KvType::F32, ..LoadOptions::default() };
     let model = Model::load(&common::cpu(), data.join("tiny-random/gemma3"), options).unwrap();

@@ -84,7 +84,7 @@ fn accepts(tokenizer: &Tokenizer, grammars: &Arc<Grammars>, constraint: &Constra
 }
 
 #[test]
-fn texts_of_published_grammars_are_what_others_read() {
+fn output_of_published_gbnf_grammars_is_valid() {
     let (tokenizer, grammars) = vocabulary();
     let mut rng = Rng::new(3);
     let list = regex::Regex::new("^(- [^\r\n\x0b\x0c\u{85}\u{2028}\u{2029}]{1,9}\n){1,3}$").unwrap();
@@ -112,7 +112,7 @@ fn texts_of_published_grammars_are_what_others_read() {
 }
 
 #[test]
-fn a_grammar_takes_what_it_says_and_nothing_else() {
+fn gbnf_grammar_accepts_exactly_its_language() {
     let (tokenizer, grammars) = vocabulary();
     for (grammar, yes, no) in [
         (
@@ -151,7 +151,7 @@ fn a_grammar_takes_what_it_says_and_nothing_else() {
 }
 
 #[test]
-fn what_is_no_grammar_is_refused_with_its_line() {
+fn malformed_gbnf_is_refused_with_its_line() {
     let (tokenizer, grammars) = vocabulary();
     let groups = format!("root ::= {}\"a\"{}", "(".repeat(5000), ")".repeat(5000));
     let chain: String = (0..900).map(|i| format!("r{i} ::= r{}\n", i + 1)).collect();
@@ -209,7 +209,7 @@ fn what_is_no_grammar_is_refused_with_its_line() {
 }
 
 #[test]
-fn a_mask_of_a_large_vocabulary_takes_little_time() {
+fn token_mask_of_a_large_vocabulary_is_fast() {
     let [(name, tokenizer, grammars), ..] = &super::vocabularies()[..] else { return };
     let text = "{\"name\": \"a text of some length\", \"list\": [1, 22, 333, {\"b\": true}]}";
     let mut guide = grammars.begin(&gbnf(JSON), tokenizer.eos_ids()).unwrap();

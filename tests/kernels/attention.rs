@@ -557,7 +557,7 @@ fn next(source: &mut Source, [_, h, hkv, d, pos, window]: [u32; 6], options: Opt
 /// passes.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
-fn tokens_of_one_sequence_have_the_same_bits_side_by_side() {
+fn attention_is_bit_equal_for_tokens_of_one_pass() {
     let norms = [None, Some(QkNorm::Heads), Some(QkNorm::Whole), Some(QkNorm::HeadsAndValues)];
     let kinds = [KvType::F32, KvType::F16, KvType::Q8_0];
     // H, Hkv, D, pages per sequence: with few keys, and with enough to split into parts.

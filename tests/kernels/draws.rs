@@ -140,7 +140,7 @@ fn check_draws(device: &Device) {
 /// Draws from lists of a vocabulary's parts are bit-identical to draws from all logits: the 400 likeliest tokens have
 /// all the mass, so a top-k of 1024, with lists, and one of 1025, without, have the same sums.
 #[test]
-fn lists_change_no_draw() {
+fn candidate_lists_do_not_change_draws() {
     let mut rng = Rng::new(77);
     let vocab = 9001u32;
     let alive: std::collections::HashSet<usize> = (0..400).map(|_| rng.below(vocab as usize)).collect();

@@ -189,7 +189,7 @@ fn last_row(source: &mut Source, [t, c, n]: [u32; 3]) -> Job {
 /// Random blocks, packed and decoded by a kernel, have ggml's values.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
-fn blocks_of_the_vectors_have_their_values() {
+fn embed_kernel_reads_blocks_with_the_values_of_ggml() {
     let Some(data) = common::data(&["quant-vectors"]) else { return };
     for file in ["vectors.safetensors", "more.safetensors"] {
         let bytes = std::fs::read(data.join("quant-vectors").join(file)).expect("the file exists");

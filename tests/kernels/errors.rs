@@ -66,7 +66,7 @@ fn check(
 }
 
 #[test]
-fn probe_read_shapes() {
+fn probe_read_refuses_wrong_shapes() {
     let device = Device::cpu();
     let words = |n: u32| Tensor::declare("words", Role::Activations, &[n], DType::U32).expect("the shape is valid");
     let record = |n_in, n_out, order| {
@@ -84,7 +84,7 @@ fn probe_read_shapes() {
 }
 
 #[test]
-fn probe_shapes() {
+fn probe_kernels_refuse_wrong_shapes() {
     let reduce: [Operand; 2] = [("x", &[3, 8], &[3, 6], "x"), ("y", &[3], &[4], "y")];
     check("probe_reduce", &reduce, |rec, _, t| probe_reduce(rec, &t[0], &t[1]));
     let fma: [Operand; 1] = [("y", &[3], &[1, 3], "y")];
@@ -114,7 +114,7 @@ fn probe_shapes() {
 }
 
 #[test]
-fn elementwise_shapes() {
+fn elementwise_kernels_refuse_wrong_shapes() {
     let swiglu: [Operand; 2] = [("gate_up", &[2, 6], &[2, 5], "gate_up"), ("y", &[2, 3], &[6], "y")];
     check("swiglu", &swiglu, |rec, _, t| kernels::swiglu(rec, &t[0], &t[1]));
     check("geglu", &swiglu, |rec, _, t| kernels::geglu(rec, &t[0], &t[1], Gelu::Exact));
@@ -127,7 +127,7 @@ fn elementwise_shapes() {
 }
 
 #[test]
-fn row_shapes() {
+fn row_kernels_refuse_wrong_shapes() {
     let rms_norm: [Operand; 3] =
         [("x", &[2, 5], &[10], "x"), ("weight", &[5], &[6], "weight"), ("y", &[2, 5], &[2, 6], "y")];
     check("rms_norm", &rms_norm, |rec, _, t| kernels::rms_norm(rec, &t[0], &t[1], &t[2], 1e-5));
@@ -166,7 +166,7 @@ fn row_shapes() {
 }
 
 #[test]
-fn top_shapes() {
+fn top_k_kernels_refuse_wrong_shapes() {
     // Ids 40 to 69 need three words.
     let select_top: [Operand; 3] = [
         ("scores", &[2, 30], &[60], "scores"),
@@ -201,7 +201,7 @@ fn top_shapes() {
 }
 
 #[test]
-fn linear_shapes() {
+fn linear_kernels_refuse_wrong_shapes() {
     let device = Device::cpu();
     for weight in WeightType::ALL {
         let w = Matrix::declare(&device.target(), "w", weight, 6, 64).expect("the matrix is valid");
@@ -242,7 +242,7 @@ fn linear_shapes() {
 }
 
 #[test]
-fn matrix_shapes() {
+fn matrix_refuses_wrong_shapes_and_parts() {
     let device = Device::cpu();
     for [rows, cols] in [[0, 4], [4, 0]] {
         let error = Matrix::declare(&device.target(), "w", WeightType::Q4_0, rows, cols).expect_err("nothing to hold");
@@ -257,7 +257,7 @@ fn matrix_shapes() {
 }
 
 #[test]
-fn attention_shapes() {
+fn attention_kernels_refuse_wrong_shapes() {
     let config = AttentionConfig {
         n_heads: 4,
         n_kv_heads: 2,
@@ -307,7 +307,7 @@ fn attention_shapes() {
 }
 
 #[test]
-fn shapes_of_a_token_from_its_projection_on() {
+fn attention_from_projection_refuses_wrong_shapes() {
     let config = AttentionConfig {
         n_heads: 4,
         n_kv_heads: 2,
@@ -344,7 +344,7 @@ fn shapes_of_a_token_from_its_projection_on() {
 }
 
 #[test]
-fn rope_shapes() {
+fn rope_kernels_refuse_wrong_shapes() {
     let config = |rot_dims| RopeConfig::new(rot_dims, 1e4, RopeStyle::Halves);
     let rope: [Operand; 3] = [
         ("table", &[9, 3, 2], &[9, 4, 2], "table"),
@@ -405,7 +405,7 @@ fn rope_shapes() {
 
 /// llvmpipe would leave the loop over such rows early and return a partial result.
 #[test]
-fn rows_that_an_invocation_cannot_walk_are_refused() {
+fn rows_too_long_for_an_invocation_are_refused() {
     let Some(device) = shared::gpu(Some(Tier::Scalar)) else { return };
     let long = 1 << 18;
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
@@ -420,7 +420,7 @@ fn rows_that_an_invocation_cannot_walk_are_refused() {
 
 /// Operating systems and browsers treat a dispatch of over 100 ms as a hanging GPU.
 #[test]
-fn long_work_is_cut_into_dispatches() {
+fn long_matmul_is_split_into_several_dispatches() {
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     for device in shared::executors() {
         let (x, y) = (declare(&[128, 1024]), declare(&[128, 2816]));
@@ -436,7 +436,7 @@ fn long_work_is_cut_into_dispatches() {
 }
 
 #[test]
-fn products_are_split_where_it_was_asked_for() {
+fn matmul_is_split_along_k_as_requested() {
     let Some(device) = shared::gpu(Some(Tier::Baseline)) else { return };
     let declare = |shape: &[u32]| Tensor::declare("t", Role::Activations, shape, DType::F32).expect("valid");
     let x = declare(&[8, 4096]);
@@ -457,7 +457,7 @@ fn products_are_split_where_it_was_asked_for() {
 }
 
 #[test]
-fn fused_shapes() {
+fn fused_kernels_refuse_wrong_shapes() {
     let device = Device::cpu();
     let w = Matrix::declare(&device.target(), "w", WeightType::Q8_0, 6, 64).expect("the matrix is valid");
     let gate_up: [Operand; 3] =
@@ -482,7 +482,7 @@ fn fused_shapes() {
 
 #[cfg(feature = "lora")]
 #[test]
-fn shapes_of_low_rank_addends() {
+fn lora_addends_refuse_wrong_shapes() {
     use tilewright::kernels::{Activation, LowRank};
     let device = Device::cpu();
     let w = Matrix::declare(&device.target(), "w", WeightType::Q8_0, 6, 64).expect("the matrix is valid");
@@ -531,7 +531,7 @@ fn shapes_of_low_rank_addends() {
 }
 
 #[test]
-fn shapes_of_a_mixture_in_parts() {
+fn mol_gate_kernel_refuses_wrong_shapes() {
     let of_gate: [Operand; 4] = [
         ("a", &[2, 3], &[2, 4], "b"),
         ("b", &[5, 3], &[5, 4], "b"),
@@ -552,7 +552,7 @@ fn shapes_of_a_mixture_in_parts() {
 }
 
 #[test]
-fn mol_shapes() {
+fn mol_kernels_refuse_wrong_shapes() {
     let device = Device::cpu();
     let form = |query_components, item_components| MolForm {
         query_components,
@@ -603,7 +603,7 @@ fn mol_shapes() {
 }
 
 #[test]
-fn sampling_shapes() {
+fn sampling_kernels_refuse_wrong_shapes() {
     let penalize: [Operand; 4] = [
         ("sampling", &[1, 12], &[1, 8], "sampling"),
         ("tokens", &[4], &[4], ""),
@@ -621,7 +621,7 @@ fn sampling_shapes() {
 }
 
 #[test]
-fn outputs_share_nothing() {
+fn output_that_aliases_an_input_is_refused() {
     let device = Device::cpu();
     let x = Tensor::declare("x", Role::Activations, &[2, 5], DType::F32).expect("valid");
     let error = kernels::softmax(&mut device.recorder(), &x, &x).expect_err("x is its own output");

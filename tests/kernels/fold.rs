@@ -102,7 +102,7 @@ fn spread(cases: &[Case], n: usize) -> impl Iterator<Item = &Case> {
 
 /// More rows than any adapter's limit of 65,535 workgroups per dimension, one workgroup each.
 #[test]
-fn rows_beyond_a_dimension() {
+fn rows_beyond_one_grid_dimension_are_computed() {
     const ROWS: u32 = 70_001;
     const DIM: usize = 4;
     let Some(device) = shared::gpu(Some(Tier::Baseline)) else { return };

@@ -351,7 +351,7 @@ fn judge(operand: &Operand, before: &[u32], after: &[u32]) -> Result<f64, String
 }
 
 #[test]
-fn judge_refuses_what_is_wrong() {
+fn judge_rejects_wrong_results() {
     let one = Expected::new(1.0, 1e-6, 0.0);
     let judged = |want: Want, data: Data, after: &[u32]| {
         let operand = Operand::new("y", &[2], data, want);

@@ -507,7 +507,7 @@ fn linear(source: &mut Source, kernel: Kernel, weight: WeightType, flags: usize,
 /// Non-finite results stay non-finite in every tier, and do not affect other rows.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
-fn products_with_what_is_not_finite_are_not_finite() {
+fn products_of_non_finite_inputs_stay_non_finite() {
     let [m, n, k] = [9, 5, 72];
     for device in shared::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {
         for weight in [WeightType::Q8_0, WeightType::Q4_0] {
@@ -540,7 +540,7 @@ fn products_with_what_is_not_finite_are_not_finite() {
 /// itself.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
-fn rows_have_the_same_bits_in_every_tile_and_batch() {
+fn product_rows_are_bit_equal_in_every_tile_and_batch() {
     const ROWS: u32 = 257;
     let [n, k] = [256u32, 288];
     for device in shared::gpus_beside_cpu(Tier::ALL).into_iter().chain([common::cpu()]) {

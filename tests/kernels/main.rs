@@ -300,7 +300,7 @@ fn gpu_matches_oracle() {
 /// All choices open to a tuner, on a few cases each.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
-fn every_choice_matches_oracle() {
+fn every_tuning_choice_matches_oracle() {
     let Some(device) = shared::gpu(Some(Tier::Subgroups)).or_else(|| shared::gpu(Some(Tier::Baseline))) else { return };
     // A device skips kernels that its tier has no variant of.
     let Some(baseline) = shared::gpu(Some(Tier::Baseline)) else { return };

@@ -236,7 +236,7 @@ fn linear_norm(source: &mut Source, weight: WeightType, flags: usize, [m, n, k]:
 /// On a GPU, a row of `linear_norm` is bit-identical for any number and position of rows.
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
-fn rows_do_not_depend_on_their_batch() {
+fn linear_norm_rows_do_not_depend_on_their_batch() {
     use tilewright::{DType, Matrix, Role, Tensor, Workspace};
     let [n, k] = [100, 260];
     for device in shared::gpus([Tier::Baseline, Tier::Scalar]) {

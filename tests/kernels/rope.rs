@@ -470,7 +470,7 @@ fn yarn_frequency(i: f64, plain: f64, theta: f64, factor: f64, truncate: bool) -
 
 /// LongRoPE: rows of short sequences, then of long ones; growing queries have all of them again.
 #[test]
-fn a_table_has_rows_of_short_and_long_sequences_and_of_queries() {
+fn longrope_table_has_short_long_and_query_rows() {
     let (short, long) = (vec![1.0, 2.0, 4.0, 8.0], vec![3.0, 5.0, 7.0, 9.0]);
     let scaling = RopeScaling::Long { short, long, original_max_seq_len: 10, magnitude: 1.5 };
     let growth = QueryGrowth { beta: 0.1, length: 4 };

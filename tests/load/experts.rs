@@ -27,7 +27,7 @@ fn decode_dispatches(model: &Model) -> usize {
 
 /// Gates and ups of different types cost one more dispatch, and so do shared experts of other types.
 #[test]
-fn experts_of_several_types_are_a_dispatch_more_each() {
+fn each_further_expert_weight_type_adds_a_dispatch() {
     for (of, widened, more) in [
         ("mixtral", &["experts.0.w1", "experts.1.w1"][..], 0),
         ("qwen3-moe", &["up_proj"][..], 1),
@@ -55,7 +55,7 @@ fn experts_of_several_types_are_a_dispatch_more_each() {
 
 /// Bindings that hold only some experts: one dispatch per slab, and the same numbers.
 #[test]
-fn experts_beyond_one_binding_are_cut_where_experts_end() {
+fn experts_beyond_one_binding_are_split_between_experts() {
     for of in MIXTURES {
         let Some(whole) = checkpoint(of) else { return };
         let whole = whole.write();
@@ -143,7 +143,7 @@ fn gpt_oss() -> Option<[Checkpoint; 2]> {
 }
 
 #[test]
-fn experts_in_pairs_of_tensors_are_what_they_stand_for() {
+fn mxfp4_block_and_scale_pairs_match_plain_experts() {
     let Some([plain, packed]) = gpt_oss() else { return };
     let (plain, packed) = (plain.write(), packed.write());
     for device in devices() {
@@ -156,7 +156,7 @@ fn experts_in_pairs_of_tensors_are_what_they_stand_for() {
 }
 
 #[test]
-fn pairs_of_tensors_that_do_not_fit_are_refused() {
+fn mismatched_block_and_scale_tensors_are_refused() {
     let Some([_, packed]) = gpt_oss() else { return };
     let name = "model.layers.1.mlp.experts.down_proj";
     let refused = |what: &str, named: &[&str], change: &dyn Fn(&mut Checkpoint)| {
@@ -205,7 +205,7 @@ fn in_pieces(device: &Device, folder: &Folder, longest: usize) -> Model {
 
 /// Expert rows that end within a piece, shared experts, pairs of tensors.
 #[test]
-fn experts_that_arrive_in_pieces_are_the_same() {
+fn experts_loaded_in_pieces_give_equal_logits() {
     let Some([_, packed]) = gpt_oss() else { return };
     let device = common::cpu();
     let folders = MIXTURES.into_iter().filter_map(checkpoint).chain([packed]).map(|checkpoint| checkpoint.write());

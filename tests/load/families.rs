@@ -24,7 +24,7 @@ fn changed(name: &str, change: impl FnOnce(&mut Value)) -> Option<Result<ModelCo
 /// Published files of Gemma 4 contain vision and audio parts beside the text part, and one head size for all
 /// full-attention layers.
 #[test]
-fn published_gemma4_means_the_same() {
+fn published_gemma4_config_loads_like_the_plain_one() {
     let Some(plain) = changed("gemma4", |_| {}) else { return };
     let published = changed("gemma4", |config| {
         let text = config.as_object_mut().unwrap();
@@ -50,7 +50,7 @@ fn published_gemma4_means_the_same() {
 }
 
 #[test]
-fn what_no_kernel_computes_is_refused_by_its_key() {
+fn unsupported_model_options_are_refused_by_key() {
     for (name, key, value, field) in [
         ("gemma4", "enable_moe_block", json!(true), "enable_moe_block"),
         ("gemma4", "num_experts", json!(8), "num_experts"),

@@ -194,7 +194,7 @@ fn every_key_of_every_architecture_is_checked() {
 
 /// Valid numbers that contradict each other.
 #[test]
-fn numbers_that_do_not_fit_each_other_are_refused() {
+fn inconsistent_config_numbers_are_refused() {
     for (model, key, value, named) in [
         ("qwen3-moe", "num_experts_per_tok", json!(7), "expert_used_count"),
         ("mixtral", "num_experts_per_tok", json!(5), "expert_used_count"),

@@ -71,7 +71,7 @@ fn check(whole: &Model, model: &Model, n_tokens: usize, what: &str) -> Streaming
 }
 
 #[test]
-fn experts_that_come_when_they_are_chosen_give_the_same_bits() {
+fn experts_loaded_on_demand_give_bit_equal_logits() {
     let folder = Folder::new();
     let path = MIXTURE.write_random(&folder);
     for device in shared::executors() {
@@ -120,7 +120,7 @@ fn experts_that_come_when_they_are_chosen_give_the_same_bits() {
 
 /// Shared experts stay on the device, and are copied into the buffers of passes of many tokens.
 #[test]
-fn what_all_tokens_have_is_kept_for_good() {
+fn shared_experts_stay_on_the_device() {
     let folder = Folder::new();
     let path = Shape { shared: 64, ..MIXTURE }.write_random(&folder);
     for device in common::executors() {
@@ -166,7 +166,7 @@ fn what_all_tokens_have_is_kept_for_good() {
 
 /// Experts of different types cannot share slots.
 #[test]
-fn experts_of_several_types_are_read_with_their_layers() {
+fn experts_of_mixed_types_are_read_with_their_layers() {
     let Some(plain) = checkpoint("lfm2-moe") else { return };
     let mut mixed = plain.clone();
     assert!(mixed.widen(&["experts.1.w3"]) > 0);
@@ -183,7 +183,7 @@ fn experts_of_several_types_are_read_with_their_layers() {
 
 /// Experts in all kinds of files: in one tensor or several, with biases, beside shared experts.
 #[test]
-fn mixtures_of_all_kinds_give_the_same_bits() {
+fn every_moe_model_is_bit_equal_with_offloaded_experts() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let mut n_compared = 0;
     for device in shared::executors() {

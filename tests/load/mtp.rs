@@ -250,7 +250,7 @@ fn difference(checkpoint: &Checkpoint, model: &Model, ids: &[u32]) -> f64 {
 }
 
 #[test]
-fn the_head_computes_what_its_definition_says() {
+fn mtp_head_matches_its_definition() {
     let Some(checkpoint) = with_head() else { return };
     let folder = checkpoint.write();
     let mut rng = Rng::new(6);
@@ -326,7 +326,7 @@ fn ids_of(session: &mut Session, prompt: &[u32], options: &GenerateOptions) -> (
 }
 
 #[test]
-fn right_guesses_are_taken_and_chained() {
+fn correct_mtp_drafts_are_accepted_and_chained() {
     for by in [By::Embedding, By::Hidden] {
         let Some(checkpoint) = copier(by, None) else { return };
         let folder = checkpoint.write();
@@ -350,7 +350,7 @@ fn right_guesses_are_taken_and_chained() {
 }
 
 #[test]
-fn wrong_guesses_change_no_text() {
+fn wrong_mtp_drafts_do_not_change_output() {
     let random = with_head();
     let models = [copier(By::Embedding, Some(3)), copier(By::Hidden, Some(4)), random];
     for (i, checkpoint) in models.into_iter().enumerate() {
@@ -386,7 +386,7 @@ fn wrong_guesses_change_no_text() {
 /// The MTP head drafts for several sequences of an engine, beside sampled ones: output equals that without drafts,
 /// even after states with rejected drafts and for sequences that waited for pages.
 #[test]
-fn the_head_guesses_for_the_texts_of_an_engine() {
+fn mtp_drafts_do_not_change_engine_output() {
     let random = with_head();
     let models = [copier(By::Embedding, None), copier(By::Hidden, Some(4)), random];
     for (i, checkpoint) in models.into_iter().enumerate() {
@@ -448,7 +448,7 @@ fn the_head_guesses_for_the_texts_of_an_engine() {
 }
 
 #[test]
-fn sessions_go_on_from_anywhere() {
+fn mtp_session_continues_after_any_operation() {
     let Some(checkpoint) = copier(By::Hidden, Some(5)) else { return };
     let folder = checkpoint.write();
     for device in executors() {
@@ -491,7 +491,7 @@ fn sessions_go_on_from_anywhere() {
 
 /// Unless requested, the head uses no memory, and session files are as without one.
 #[test]
-fn a_head_that_nobody_asks_for_is_left_out() {
+fn unrequested_mtp_head_is_not_loaded() {
     let Some(checkpoint) = with_head() else { return };
     let folder = checkpoint.write();
     let bytes = gguf(&checkpoint).bytes();
@@ -533,7 +533,7 @@ fn a_head_that_nobody_asks_for_is_left_out() {
 
 /// The head's tensors are validated like the model's.
 #[test]
-fn what_a_head_lacks_is_named() {
+fn incomplete_mtp_head_is_refused_by_name() {
     let Some(checkpoint) = with_head() else { return };
     let refused = |named: &[&str], change: &dyn Fn(&mut Checkpoint)| {
         let mut changed = checkpoint.clone();

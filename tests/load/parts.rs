@@ -38,7 +38,7 @@ fn wrapped(text: &Checkpoint, model_type: &str, [prefix, head]: [&str; 2], visio
 }
 
 #[test]
-fn the_text_part_of_a_model_is_a_model() {
+fn text_part_of_a_multimodal_model_loads_as_a_model() {
     for (of, model_type, prefix, head, parts) in [
         (
             "ministral3",
@@ -88,7 +88,7 @@ fn the_text_part_of_a_model_is_a_model() {
 }
 
 #[test]
-fn a_text_part_is_checked_as_a_whole_configuration_is() {
+fn text_part_of_a_config_is_checked_like_a_whole_one() {
     let Some(text) = checkpoint("qwen35") else { return };
     let whole = wrapped(&text, "qwen3_5", ["model.language_model.", ""], &[]);
     let refused = |named: &[&str], change: &dyn Fn(&mut Value)| {
@@ -108,7 +108,7 @@ fn a_text_part_is_checked_as_a_whole_configuration_is() {
 
 /// Every tensor of a folder is either read or known to be unused.
 #[test]
-fn tensors_of_folders_that_nothing_reads_are_refused() {
+fn unused_tensors_of_a_folder_are_refused() {
     let refused = |of: &str, name: &str| {
         let Some(mut changed) = checkpoint(of) else { return };
         changed.tensors.insert(name.into(), other());
@@ -142,7 +142,7 @@ fn tensors_of_folders_that_nothing_reads_are_refused() {
 
 /// Buffers of old checkpoints, of any type.
 #[test]
-fn buffers_that_say_nothing_are_left_out() {
+fn legacy_buffer_tensors_are_ignored() {
     let buffers: [(&str, &[&str]); 3] = [
         ("llama-mha-bias", &["model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"]),
         ("gpt2", &["transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias"]),
@@ -162,7 +162,7 @@ fn buffers_that_say_nothing_are_left_out() {
 
 /// Extra layers for multi-token prediction, as counted in a `config.json`.
 #[test]
-fn mtp_layers_are_left_out() {
+fn mtp_layers_of_folders_are_skipped_with_a_notice() {
     let Some(mut changed) = checkpoint("qwen3-moe") else { return };
     changed.config["num_nextn_predict_layers"] = json!(1);
     for name in ["input_layernorm.weight", "mlp.experts.0.up_proj.weight"] {
@@ -177,7 +177,7 @@ fn mtp_layers_are_left_out() {
 
 /// The same in GGUF files, which include them in the number of layers.
 #[test]
-fn mtp_layers_of_gguf_files_are_left_out() {
+fn mtp_layers_of_gguf_files_are_skipped_with_a_notice() {
     let device = common::cpu();
     let want = logits(&TinyGguf::new().model(&device));
     let mut mtp = TinyGguf::new();
@@ -198,7 +198,7 @@ fn mtp_layers_of_gguf_files_are_left_out() {
 
 /// Gemma 3 4B's folder states only non-default values for its text part.
 #[test]
-fn what_transformers_knows_need_not_be_said() {
+fn omitted_config_keys_get_the_defaults_of_transformers() {
     let folder = Folder::new();
     let config = json!({
         "architectures": ["Gemma3ForConditionalGeneration"],

@@ -59,7 +59,7 @@ fn lengths(longest: usize, seed: u64) -> impl FnMut() -> usize {
 }
 
 #[test]
-fn a_model_that_arrives_in_pieces_is_the_same() {
+fn model_loaded_in_pieces_gives_equal_logits() {
     let devices = shared::executors();
     let (folder, shards) = (published(), sharded());
     let shard_names = ["config.json", super::INDEX, super::SHARDS[0], super::SHARDS[1]];
@@ -81,7 +81,7 @@ fn a_model_that_arrives_in_pieces_is_the_same() {
 }
 
 #[test]
-fn frequency_factors_may_lie_anywhere_in_the_file() {
+fn rope_frequency_factors_may_lie_anywhere_in_the_file() {
     let device = common::cpu();
     let factors = encode(&[1.0, 2.0, 4.0, 8.0], 0);
     let mut last = TinyGguf::new();
@@ -124,7 +124,7 @@ fn split() -> Vec<TinyGguf> {
 }
 
 #[test]
-fn a_split_gguf_is_one_model() {
+fn split_gguf_loads_as_one_model() {
     let device = common::cpu();
     let want = logits(&TinyGguf::new().model(&device));
     let folder = Folder::new();
@@ -153,7 +153,7 @@ fn a_split_gguf_is_one_model() {
 
 /// Any shard identifies all, however its name is written, and so does a link to one.
 #[test]
-fn shards_are_found_from_any_of_them() {
+fn any_shard_leads_to_all_others() {
     let device = common::cpu();
     let want = logits(&TinyGguf::new().model(&device));
     let found = |path: &std::path::Path| match load(&device, path) {
@@ -202,7 +202,7 @@ fn shards_are_found_from_any_of_them() {
 }
 
 #[test]
-fn files_that_end_too_early_are_refused_wherever_they_end() {
+fn truncated_files_are_refused_at_every_length() {
     let device = common::cpu();
     let whole = TinyGguf::new().bytes();
     for len in (0..whole.len()).step_by(997).chain([whole.len() - 1]) {
@@ -223,7 +223,7 @@ fn files_that_end_too_early_are_refused_wherever_they_end() {
 }
 
 #[test]
-fn a_loader_that_failed_frees_what_it_had() {
+fn failed_loader_frees_its_buffers() {
     let Some(device) = common::gpu(None) else { return };
     // Runs the rest of the self-test elsewhere: it allocates buffers too.
     let _ = common::gpu(None).map(|other| TinyGguf::new().model(&other));
@@ -240,7 +240,7 @@ fn a_loader_that_failed_frees_what_it_had() {
 }
 
 #[test]
-fn texts_of_a_folder_are_taken_in_any_order() {
+fn folder_files_are_accepted_in_any_order() {
     let device = common::cpu();
     let folder = sharded();
     let files = [

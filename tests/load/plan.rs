@@ -207,7 +207,7 @@ fn cache_share(plan: &MemoryPlan, of: u64) -> f64 {
 }
 
 #[test]
-fn thirty_billion_weights_are_planned_without_loading_them() {
+fn memory_plan_of_a_30b_model_reads_no_weights() {
     let folder = Folder::new();
     let path = LARGE.write(&folder);
     assert!((28e9..34e9).contains(&(LARGE.weights_bytes() as f64 * 32.0 / 34.0)), "{}", LARGE.weights_bytes());
@@ -236,7 +236,7 @@ fn thirty_billion_weights_are_planned_without_loading_them() {
 
 /// For a loadable model the allocation equals the plan.
 #[test]
-fn what_is_allocated_was_planned() {
+fn allocated_bytes_match_the_memory_plan() {
     let folder = Folder::new();
     let path = SMALL.write(&folder);
     for device in devices() {

@@ -94,7 +94,7 @@ const CASES: [Case; 20] = [
 ];
 
 #[test]
-fn attention_by_matrices_is_what_its_formula_says() {
+fn matrix_unit_attention_matches_its_formula() {
     let Some(gpu) = Gpu::open() else { return };
     // A matrix of 8 x 8 is two stacked ones. Heads that fill all columns, and others.
     for (kind, matrix, head_dim, has_sinks) in

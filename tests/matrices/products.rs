@@ -23,7 +23,7 @@ struct Case {
 }
 
 #[test]
-fn tiles_of_matrices_read_and_write_what_they_should() {
+fn matrix_unit_products_are_exact_for_every_tile() {
     let Some(gpu) = Gpu::open() else { return };
     let arrays = [("staged", "f16", 4), ("sums", "f32", 1), ("y", "f32", 1)];
     let module = gpu.module(emulated("matmul_half.F32.matrix16", SUBGROUP, &arrays));

@@ -141,7 +141,7 @@ const FAMILIES: &[(&str, &[Feature])] = &[
 ];
 
 #[test]
-fn a_comparison_misses_every_feature() {
+fn turning_off_any_model_feature_changes_the_logits() {
     let Some(data) = common::data(&["tiny-random"]) else { return };
     let device = common::cpu();
     for (name, features) in FAMILIES {

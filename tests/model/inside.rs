@@ -140,7 +140,7 @@ impl Oracle {
 }
 
 #[test]
-fn weights_of_heads_are_the_softmax_of_their_scores() {
+fn head_weights_are_the_softmax_of_their_scores() {
     for oracle in &ORACLES {
         let Some(path) = tiny(oracle.name) else { return };
         let file = References::open(&path.join("model.safetensors"));
@@ -180,7 +180,7 @@ fn weights_of_heads_are_the_softmax_of_their_scores() {
 
 /// The first token attends to itself and the sink only, for any angles: only YaRN's factor matters.
 #[test]
-fn sinks_take_a_part_of_a_row() {
+fn attention_sinks_take_a_part_of_each_row() {
     let Some(path) = tiny("gpt-oss") else { return };
     let file = References::open(&path.join("model.safetensors"));
     // The factor applies twice: to query and key.
@@ -209,7 +209,7 @@ fn sinks_take_a_part_of_a_row() {
 
 /// Inspection does not change the following tokens, even with recurrent states or short windows.
 #[test]
-fn sessions_go_on_as_if_nobody_had_asked() {
+fn inspecting_a_session_does_not_change_its_output() {
     for name in ["qwen2", "gemma4", "lfm2", "mistral-sliding"] {
         let Some(path) = tiny(name) else { return };
         let model = load(&common::cpu(), &path, KvType::F16);
@@ -259,7 +259,7 @@ fn a_timeline_has_every_dispatch_of_a_decode_pass() {
 }
 
 #[test]
-fn what_there_is_not_is_refused_by_name() {
+fn invalid_inspection_requests_are_refused_by_name() {
     let Some(path) = tiny("lfm2") else { return };
     let model = load(&common::cpu(), &path, KvType::F16);
     let mut session = model.session().unwrap();

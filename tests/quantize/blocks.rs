@@ -77,7 +77,7 @@ fn error(block_type: BlockType, row: &[f32], blocks: &[u8]) -> f64 {
 
 /// Every byte equals llama.cpp's, with and without importances.
 #[test]
-fn blocks_are_those_of_llama_cpp() {
+fn quantised_blocks_match_llama_cpp_byte_for_byte() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/quantize/vectors.safetensors");
     let file = std::fs::read(path).unwrap();
     let vectors = Safetensors::parse(&file, file.len() as u64).unwrap();
@@ -102,7 +102,7 @@ fn blocks_are_those_of_llama_cpp() {
 
 /// Relative root mean square errors of uniform and normal numbers are below each type's known error.
 #[test]
-fn errors_are_those_of_the_bits() {
+fn quantisation_error_stays_below_each_types_bound() {
     let bounds = [
         (BlockType::F32, 0.0),
         (BlockType::F16, 0.0003),
@@ -136,7 +136,7 @@ fn errors_are_those_of_the_bits() {
 
 /// Zeros stay zero, the smallest numbers stay or become zero, and an outlier survives with all numbers far from it.
 #[test]
-fn odd_rows_are_written() {
+fn rows_of_zeros_subnormals_or_outliers_are_quantised() {
     for block_type in QUANTIZABLE {
         for importance in [None, Some(vec![1.0; ROW]), Some(vec![0.0; ROW])] {
             let importance = importance.as_deref();

@@ -53,7 +53,7 @@ fn run(model: &Path) -> String {
 
 /// Writes the built-in model and a random one in each type, and loads them.
 #[test]
-fn every_type_is_written_and_runs() {
+fn quantize_command_writes_a_working_file_of_each_type() {
     let folder = folder("types");
     let want = run(Path::new(BUILTIN));
     for block_type in QUANTIZABLE {
@@ -79,7 +79,7 @@ fn every_type_is_written_and_runs() {
 }
 
 #[test]
-fn a_report_is_for_people() {
+fn quantize_command_prints_a_report_and_keeps_old_files() {
     let folder = folder("report");
     let output = folder.join("q4_0.gguf");
     let path = output.to_str().unwrap();
@@ -99,7 +99,7 @@ fn a_report_is_for_people() {
 }
 
 #[test]
-fn mistakes_are_told() {
+fn invalid_quantize_arguments_are_refused() {
     let folder = folder("mistakes");
     let output = folder.join("out.gguf");
     let path = output.to_str().unwrap();

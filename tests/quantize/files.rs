@@ -117,7 +117,7 @@ fn share(want: &[f32], got: &[f32]) -> f64 {
 /// A model of matrices with whole blocks per row, in every type: every matrix has it, and logits differ only by its
 /// rounding.
 #[test]
-fn a_model_of_each_type_computes_what_it_should() {
+fn quantised_logits_stay_within_each_types_error() {
     let folder = folder("types");
     let input = folder.join("f32.gguf");
     llama(&input, 256, 512);
@@ -162,7 +162,7 @@ fn a_model_of_each_type_computes_what_it_should() {
 
 /// All keys keep their order, except that the type's come last and those of shards are dropped.
 #[test]
-fn keys_are_kept() {
+fn quantising_keeps_metadata_keys_in_order() {
     let folder = folder("keys");
     let (input, output) = (folder.join("f32.gguf"), folder.join("q8_0.gguf"));
     llama(&input, 64, 96);
@@ -193,7 +193,7 @@ fn keys_are_kept() {
 
 /// Rows that are not whole blocks get llama.cpp's fallback type, and rows that are not a multiple of 32 get F16.
 #[test]
-fn other_rows_fall_back() {
+fn rows_that_are_no_whole_blocks_use_a_fallback_type() {
     let folder = folder("fallback");
     let input = folder.join("f32.gguf");
     let random = |n: usize| (0..n).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
@@ -236,7 +236,7 @@ fn other_rows_fall_back() {
 
 /// A file's shards become one file without the shard keys; a missing shard is named.
 #[test]
-fn shards_become_one_file() {
+fn sharded_input_becomes_one_quantised_file() {
     let folder = folder("shards");
     let path = |shard: usize| folder.join(format!("m-0000{shard}-of-00002.gguf"));
     let values = |shard: usize| (0..512).map(|i| ((i * 37 + shard) % 101) as f32 / 50.0 - 1.0).collect::<Vec<f32>>();
@@ -279,7 +279,7 @@ fn half_value(bits: u16) -> f32 {
 
 /// A requantised tensor is quantised from its values; one that already has the type keeps its bytes.
 #[test]
-fn quantised_files_are_read() {
+fn quantised_input_is_requantised_or_copied() {
     let folder = folder("again");
     let (f32, q8_0) = (folder.join("f32.gguf"), folder.join("q8_0.gguf"));
     llama(&f32, 256, 512);
@@ -309,7 +309,7 @@ fn quantised_files_are_read() {
 
 /// A number that cannot be stored gives an error that names file, tensor and row, and leaves no file behind.
 #[test]
-fn broken_tensors_are_named() {
+fn non_finite_tensor_values_are_refused_by_place() {
     let folder = folder("broken");
     let (input, output) = (folder.join("in.gguf"), folder.join("out.gguf"));
     for (bad, expected) in
@@ -336,7 +336,7 @@ fn broken_tensors_are_named() {
 
 /// An existing file is kept, and so is the input, whatever its name.
 #[test]
-fn files_are_not_replaced() {
+fn existing_output_file_is_not_overwritten() {
     let folder = folder("replaced");
     let (input, output) = (folder.join("in.gguf"), folder.join("out.gguf"));
     llama(&input, 64, 96);
@@ -381,7 +381,7 @@ fn importance_files(name: &str, sums: &[f32], counts: &[f32]) -> [Vec<u8>; 2] {
 
 /// Importances in both formats change only their own tensor, to its expected bytes.
 #[test]
-fn importances_are_used() {
+fn importance_matrix_changes_only_its_tensor() {
     let folder = folder("importances");
     let input = folder.join("in.gguf");
     llama(&input, 256, 512);
@@ -431,7 +431,7 @@ fn importances_are_used() {
 
 /// Each expert has its own importances, uniform if no text reached it; a wrong number of them is refused.
 #[test]
-fn importances_fit_their_tensor() {
+fn importance_matrix_must_fit_its_tensor_or_experts() {
     let folder = folder("experts");
     let (input, output) = (folder.join("in.gguf"), folder.join("out.gguf"));
     let values: Vec<f32> = (0..3 * 2 * 256).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
@@ -467,7 +467,7 @@ fn importances_fit_their_tensor() {
 
 /// Invalid or truncated importance matrices are refused by name and offset.
 #[test]
-fn broken_importances_are_refused() {
+fn malformed_importance_matrix_is_refused_by_place() {
     let refused = |bytes: &[u8]| ImportanceMatrix::parse(bytes).unwrap_err().to_string();
     let [gguf, dat] = importance_files("a.weight", &[1.0, 2.0], &[2.0]);
     assert!(refused(b"").contains("number of entries at byte 0"));

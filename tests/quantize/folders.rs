@@ -35,7 +35,7 @@ fn logits(path: &Path) -> Vec<f32> {
 
 /// The GGUF files beside the folders hold the same numbers, written by another program.
 #[test]
-fn tensors_are_those_of_the_twins() {
+fn converted_tensors_match_the_reference_gguf_files() {
     for name in ["llama-mha-bias", "llama3-rope", "qwen2", "qwen3"] {
         let from = data("tiny-random").join(name);
         let output = folder(&format!("twin-{name}")).join("f16.gguf");
@@ -53,7 +53,7 @@ fn tensors_are_those_of_the_twins() {
 
 /// A folder and its F32 conversion compute the same.
 #[test]
-fn files_compute_what_folders_do() {
+fn converted_file_computes_like_its_folder() {
     let usual_scale = [("\"query_pre_attn_scalar\": 24", "\"query_pre_attn_scalar\": 16")];
     let cases: [(&str, &[(&str, &str)]); 8] = [
         ("llama-mha-bias", &[]),
@@ -77,7 +77,7 @@ fn files_compute_what_folders_do() {
 
 /// The byte-level BPE vocabulary, with filler tokens, and its special tokens.
 #[test]
-fn tokenizers_are_carried_over() {
+fn byte_level_tokenizer_survives_conversion_to_gguf() {
     let from = copy("tokenizer", "qwen3", &[]);
     std::fs::copy(data("encoders/roberta-reranker/tokenizer.json"), from.join("tokenizer.json")).unwrap();
     std::fs::write(from.join("tokenizer_config.json"), r#"{"bos_token": "<s>", "eos_token": "</s>"}"#).unwrap();
@@ -98,7 +98,7 @@ mod further_data {
     use super::*;
 
     #[test]
-    fn pieces_are_carried_over() {
+    fn sentencepiece_tokenizer_survives_conversion_to_gguf() {
         let Some(data) = common::data(&["stories260k", "tinystories656k"]) else { return };
         for name in ["stories260k", "tinystories656k"] {
             let from = data.join(name);
@@ -121,7 +121,7 @@ mod further_data {
 
 /// Features that GGUF cannot express or that are unknown are refused by name before anything is written.
 #[test]
-fn other_folders_are_refused() {
+fn unsupported_folders_are_refused_by_name() {
     let output = folder("refused").join("out.gguf");
     let refused = |folder: &Path| {
         let message = quantized(folder, &output, &QuantizeOptions::new(BlockType::F16)).unwrap_err().to_string();

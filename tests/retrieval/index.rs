@@ -53,7 +53,7 @@ fn sorted(vectors: &[f32], query: &[f32], is_allowed: impl Fn(u32) -> bool) -> V
 /// 1,000,000 x 384 in half precision: every thousandth vector is the same, and the others have few distinct scores, so
 /// most hits are tied.
 #[test]
-fn many_vectors_are_sorted_as_on_the_cpu() {
+fn large_index_with_ties_ranks_like_the_cpu() {
     // More than fits in one binding.
     let n = if common::is_full() { 1_000_000 } else { 250_000 };
     const DIMS: usize = 384;
@@ -116,7 +116,7 @@ fn many_vectors_are_sorted_as_on_the_cpu() {
 
 /// Numbers of vectors, queries and hits around each threshold, with vectors that end within a block.
 #[test]
-fn small_indices_are_sorted_as_on_the_cpu() {
+fn small_indices_rank_like_the_cpu() {
     for device in devices() {
         for (dims, n, batch, k, storage) in [
             (1, 1, 1, 1, Storage::F32),
@@ -143,7 +143,7 @@ fn small_indices_are_sorted_as_on_the_cpu() {
 
 /// Every storage and metric against f64: scores within the storage's rounding, in order, and no better hit omitted.
 #[test]
-fn scores_are_those_of_f64() {
+fn index_scores_match_f64() {
     const DIMS: usize = 70;
     let mut rng = Rng::new(5);
     let mut numbers = |n: usize| -> Vec<f32> { (0..n * DIMS).map(|_| rng.normal() as f32).collect() };
@@ -184,7 +184,7 @@ fn scores_are_those_of_f64() {
 }
 
 #[test]
-fn pieces_are_found_like_the_whole() {
+fn index_appended_in_pieces_finds_like_the_whole() {
     let (dims, n) = (20, 6000);
     let (vectors, queries) = (whole(n * dims, 3), whole(3 * dims, 4));
     for device in devices() {
@@ -239,7 +239,7 @@ fn filters_and_deletions_hide_vectors() {
 
 /// A search is one submission and one read, and a repeated search creates nothing.
 #[test]
-fn steady_searches_build_nothing() {
+fn repeated_index_search_creates_nothing_new() {
     let Some(device) = common::gpu(None) else { return };
     let (vectors, queries) = (whole(3000 * 64, 8), whole(8 * 64, 9));
     let mut index = index_of(&device, 64, options(Metric::Cosine, Storage::F16), &vectors);
@@ -263,7 +263,7 @@ fn steady_searches_build_nothing() {
 }
 
 #[test]
-fn searches_side_by_side_do_not_meet() {
+fn concurrent_index_searches_do_not_interfere() {
     for device in devices() {
         let (vectors, queries) = (whole(2000 * 8, 10), whole(2 * 8, 11));
         let index = index_of(&device, 8, options(Metric::Dot, Storage::F32), &vectors);
@@ -295,7 +295,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
 }
 
 #[test]
-fn bad_vectors_are_refused_by_name() {
+fn invalid_vectors_are_refused_by_record() {
     let device = common::cpu();
     for (dims, found) in [(0, "dims: 0".to_string()), (MAX_DIMS + 1, format!("dims: {}", MAX_DIMS + 1))] {
         assert_eq!(refused(Index::new(&device, dims, IndexOptions::default())), found);
@@ -347,7 +347,7 @@ fn bad_vectors_are_refused_by_name() {
 
 /// A sum of finite products may overflow f32; the error names the record instead of ranking it first.
 #[test]
-fn a_score_that_is_not_finite_is_an_error() {
+fn non_finite_score_is_an_error_that_names_its_record() {
     for device in devices() {
         let index =
             index_of(&device, 2, options(Metric::Dot, Storage::F32), &[1.0, 1.0, 2.0, 3e38, 3.0, 3.0, 3e38, 3e38]);
@@ -364,7 +364,7 @@ fn described(metric: Metric, storage: Storage) -> IndexOptions {
 }
 
 #[test]
-fn files_come_back_to_the_byte() {
+fn saved_index_reloads_byte_equal() {
     let folder = std::env::temp_dir().join(format!("tilewright-index-{}", std::process::id()));
     for device in devices() {
         for (metric, storage) in Metric::ALL.iter().flat_map(|&m| Storage::ALL.map(|s| (m, s))) {
@@ -429,7 +429,7 @@ fn arrived(device: &Device, bytes: &[u8], at_once: usize, len: Option<u64>) -> R
 }
 
 #[test]
-fn files_arrive_and_leave_in_pieces() {
+fn index_file_is_read_and_written_in_pieces() {
     for device in devices() {
         for (metric, storage) in Metric::ALL.iter().flat_map(|&m| Storage::ALL.map(|s| (m, s))) {
             let vectors: Vec<f32> = common::uniform(40 * 45, 15);
@@ -509,7 +509,7 @@ fn scales_may_come_before_their_vectors() {
 }
 
 #[test]
-fn broken_files_are_refused_by_name() {
+fn malformed_index_files_are_refused_by_field() {
     let device = common::cpu();
     let vectors: Vec<f32> = common::uniform(40 * 45, 13);
     let file = |storage| {

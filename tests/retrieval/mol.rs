@@ -232,7 +232,7 @@ fn search(mol: &Mol, queries: &[f32], k: usize, how: MolSearch) -> MolHits {
 }
 
 #[test]
-fn scores_agree_with_the_formula() {
+fn mol_scores_match_their_formula() {
     let mut rng = Rng::new(5);
     let (queries, items) = (normal(&mut rng, 5 * QUERY, 1.0), normal(&mut rng, 70 * ITEM, 1.0));
     let mut forms = vec![aligned(3)];
@@ -265,7 +265,7 @@ fn scores_agree_with_the_formula() {
 
 /// The demo page's file, against scores computed in float64 by `scripts/train_search/train.py`.
 #[test]
-fn the_demo_pages_similarity_scores_as_its_reference_says() {
+fn demo_page_mol_weights_match_their_f64_reference() {
     let root = env!("CARGO_MANIFEST_DIR");
     let text = std::fs::read_to_string(format!("{root}/tests/data/search/reference.json")).expect("the file exists");
     let reference: serde_json::Value = serde_json::from_str(&text).expect("valid JSON");
@@ -316,7 +316,7 @@ fn adversarial(rng: &mut Rng, n: usize) -> Vec<(File, Vec<f32>)> {
 }
 
 #[test]
-fn two_passes_find_what_brute_force_finds() {
+fn two_pass_search_finds_what_brute_force_finds() {
     let mut rng = Rng::new(77);
     let n_items = 400;
     for device in devices() {
@@ -378,7 +378,7 @@ fn searches_that_score_everything_are_exact() {
 
 /// The device selects up to 1024 candidates, the host more.
 #[test]
-fn more_candidates_than_a_device_chooses_are_the_best_as_well() {
+fn candidates_beyond_the_device_limit_are_still_the_best() {
     const N_ITEMS: usize = 3000;
     let mut rng = Rng::new(9);
     let (queries, items) = (normal(&mut rng, 3 * QUERY, 1.0), normal(&mut rng, N_ITEMS * ITEM, 1.0));
@@ -399,7 +399,7 @@ fn more_candidates_than_a_device_chooses_are_the_best_as_well() {
 }
 
 #[test]
-fn the_same_search_again_makes_nothing_anew() {
+fn repeated_mol_search_creates_nothing_new() {
     let mut rng = Rng::new(14);
     let (queries, items) = (normal(&mut rng, 7 * QUERY, 1.0), normal(&mut rng, 200 * ITEM, 1.0));
     for device in std::iter::once(common::cpu()).chain(common::gpus_beside_cpu(TIERS)) {
@@ -434,7 +434,7 @@ fn the_same_search_again_makes_nothing_anew() {
 }
 
 #[test]
-fn the_search_that_is_chosen_finds_enough() {
+fn chosen_mol_search_reaches_the_requested_recall() {
     let mut rng = Rng::new(16);
     let (queries, items) = (normal(&mut rng, 32 * QUERY, 1.0), normal(&mut rng, 6000 * ITEM, 1.0));
     let users: Vec<u32> = (0..32).collect();
@@ -457,7 +457,7 @@ fn the_search_that_is_chosen_finds_enough() {
 }
 
 #[test]
-fn searches_of_several_threads_do_not_mix() {
+fn concurrent_mol_searches_do_not_interfere() {
     let mut rng = Rng::new(15);
     let (queries, items) = (normal(&mut rng, 32 * QUERY, 1.0), normal(&mut rng, 300 * ITEM, 1.0));
     let mol = corpus(&common::cpu(), &rails(4), WeightType::F16, &items);
@@ -476,7 +476,7 @@ fn searches_of_several_threads_do_not_mix() {
 }
 
 #[test]
-fn bad_input_is_refused_by_name() {
+fn invalid_mol_weights_and_inputs_are_refused_by_name() {
     let refused = |change: &dyn Fn(&mut File), named: &str| {
         let mut file = rails(1);
         change(&mut file);

@@ -54,7 +54,7 @@ pub fn slow_clients_are_cut_off() {
 }
 
 #[test]
-pub fn who_reads_nothing_is_cut_off() {
+pub fn client_that_reads_nothing_is_cut_off() {
     let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-unread");
     std::fs::create_dir_all(&folder).unwrap();
     // More than sockets buffer.
@@ -120,7 +120,7 @@ pub fn large_headers_and_bodies_are_refused() {
 
 /// A body with an ambiguous length is refused, and the bytes after it are not parsed as a request.
 #[test]
-fn bodies_of_two_lengths_are_refused() {
+fn request_body_with_two_lengths_is_refused() {
     let server = tight();
     let (length, coding) = (("content-length", "5"), ("transfer-encoding", "chunked"));
     let hidden = [b"0\r\n\r\n".to_vec(), request("GET", "/health", &[], b"")].concat();
@@ -176,7 +176,7 @@ fn at_work(server: &Running) -> Connection {
 }
 
 #[test]
-pub fn connections_that_wait_for_their_clients_make_room() {
+pub fn idle_connections_are_closed_to_make_room() {
     let server = own(|_, options| options.limits = Limits { connections: 4, ..Limits::default() });
     let ask = || get(server.address, "/health").status;
     let mut busy = at_work(&server);
@@ -210,7 +210,7 @@ pub fn connections_that_wait_for_their_clients_make_room() {
 }
 
 #[test]
-pub fn bodies_have_a_limit_in_common() {
+pub fn request_bodies_share_one_memory_limit() {
     const KIB: usize = 1 << 10;
     let server = own(|_, options| {
         options.limits = Limits { body_bytes: 256 * KIB, bodies_bytes: 256 * KIB, ..Limits::default() };
@@ -240,7 +240,7 @@ pub fn bodies_have_a_limit_in_common() {
 }
 
 #[test]
-fn bombs_in_chunks_are_refused() {
+fn hostile_chunked_bodies_are_refused() {
     let server = own(|_, options| options.limits = Limits { body_bytes: 64 << 10, ..Limits::default() });
     let chunked = [JSON, ("transfer-encoding", "chunked")];
     let long = "x".repeat(1 << 20);
@@ -261,7 +261,7 @@ fn bombs_in_chunks_are_refused() {
 }
 
 #[test]
-pub fn a_full_queue_is_told_at_once() {
+pub fn request_to_a_full_queue_is_refused_at_once() {
     let server = own(|engine, _| (engine.max_sequences, engine.max_queued) = (1, 1));
     // Many long completions; the engine has one running and one queued.
     let busy = at_work(&server);
@@ -282,7 +282,7 @@ pub fn a_full_queue_is_told_at_once() {
 /// Under overload, refused requests build no prompts. A prompt longer than any context reveals whether it was built:
 /// then the error is its length, not the full queue.
 #[test]
-fn a_full_queue_refuses_before_prompts_are_made() {
+fn full_queue_refuses_before_prompts_are_encoded() {
     let options = EngineOptions { max_sequences: 1, max_queued: 0, ..EngineOptions::default() };
     // The driver runs only when the test steps it.
     let (engine, mut driver) = Engine::new(&Model::builtin(&Device::cpu()).unwrap(), &options).unwrap();
@@ -329,7 +329,7 @@ fn a_full_queue_refuses_before_prompts_are_made() {
 }
 
 #[test]
-fn further_answers_of_a_request_wait_and_are_not_refused() {
+fn additional_answers_of_a_request_wait_for_the_queue() {
     let server = own(|engine, _| (engine.max_sequences, engine.max_queued) = (1, 0));
     let body = json!({"model": "story", "prompt": "A", "n": 3, "max_tokens": 20, "logit_bias": {"2": -100}});
     let answer = done(server.address, "/v1/completions", body).json();
@@ -339,7 +339,7 @@ fn further_answers_of_a_request_wait_and_are_not_refused() {
 }
 
 #[test]
-fn a_client_that_goes_away_cancels_its_text() {
+fn disconnected_client_cancels_its_request() {
     let server = own(|engine, _| engine.max_sequences = 1);
     let long = |stream: bool| json!({"model": "story", "prompt": "A", "n": 64, "max_tokens": 500, "stream": stream, "logit_bias": {"2": -100}});
     let number = |name: &str| {
@@ -367,7 +367,7 @@ fn a_client_that_goes_away_cancels_its_text() {
 }
 
 #[test]
-fn what_a_client_sends_changes_nothing_for_others() {
+fn hostile_requests_do_not_change_answers_to_others() {
     let asked =
         json!({"model": "story", "messages": [{"role": "user", "content": "Once"}], "seed": 5, "max_tokens": 40});
     let alone = done(shared(), "/v1/chat/completions", asked.clone()).json();
@@ -396,7 +396,7 @@ fn what_a_client_sends_changes_nothing_for_others() {
 
 /// Prompts longer than any context take long to encode, one by one, without blocking other clients' requests.
 #[test]
-pub fn long_prompts_leave_room_for_short_ones() {
+pub fn long_prompts_do_not_block_short_ones() {
     let server = own(|_, _| ());
     let n_threads = std::thread::available_parallelism().map_or(2, usize::from).max(2);
     let n_long = (2 * n_threads + 2).min(50);

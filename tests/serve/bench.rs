@@ -21,7 +21,7 @@ fn measured(address: std::net::SocketAddr, name: &str) -> u64 {
 }
 
 #[test]
-fn every_request_is_counted_and_tokens_are_those_of_the_server() {
+fn bench_client_counts_match_the_server_metrics() {
     let server = own(|engine, _| engine.max_sequences = 4);
     let client = Client::connect(target(server.address), TEXTS).unwrap();
     assert_eq!(client.model(), "story");
@@ -47,7 +47,7 @@ fn every_request_is_counted_and_tokens_are_those_of_the_server() {
 }
 
 #[test]
-fn refusals_and_failures_are_told_apart() {
+fn refused_and_failed_requests_are_counted_separately() {
     let server = own(|engine, _| (engine.max_sequences, engine.max_queued) = (1, 0));
     let client = Client::connect(target(server.address), Texts { output_tokens: 64, ..TEXTS }).unwrap();
     let row = client.measure(Load::Concurrency(8), 24, None).unwrap();
@@ -67,7 +67,7 @@ fn refusals_and_failures_are_told_apart() {
 }
 
 #[test]
-fn the_program_measures_a_server_of_its_own() {
+fn bench_serve_measures_a_server_it_starts() {
     let args =
         ["bench", "serve", "--concurrency", "1,3", "--rate", "100", "--requests", "6", "-p", "16", "-n", "4", "--json"];
     let output = command_of(&args).output().unwrap();

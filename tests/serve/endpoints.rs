@@ -45,7 +45,7 @@ fn drawn(seed: u64) -> GenerateOptions {
 }
 
 #[test]
-fn chats_are_the_models_own_whole_and_streamed() {
+fn chat_completions_match_the_model_whole_and_streamed() {
     let asked = json!({
         "model": "story", "messages": messages(), "max_tokens": 12, "seed": 7, "n": 2, "logprobs": true, "top_logprobs": 3,
     });
@@ -93,7 +93,7 @@ fn chats_are_the_models_own_whole_and_streamed() {
 }
 
 #[test]
-fn texts_are_continued_from_texts_and_tokens() {
+fn completions_accept_text_and_token_prompts() {
     let ask = |more: Json| {
         let mut asked = json!({"model": "plain", "prompt": PROMPT, "max_tokens": 12, "temperature": 0});
         asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -142,7 +142,7 @@ fn texts_are_continued_from_texts_and_tokens() {
 
 /// A raw prompt may contain control tokens, as with llama.cpp's server and Ollama's `raw`; a message may not.
 #[test]
-fn raw_prompts_have_control_tokens_and_messages_have_none() {
+fn control_tokens_are_parsed_in_raw_prompts_only() {
     let text = "<s>Once</s>upon<s> a time";
     let model = Model::builtin(&Device::cpu()).unwrap();
     let encode = |parse_special| {
@@ -172,7 +172,7 @@ fn raw_prompts_have_control_tokens_and_messages_have_none() {
 }
 
 #[test]
-fn seeds_are_any_whole_number_of_64_bits() {
+fn seed_accepts_any_64_bit_integer() {
     let text = |seed: Json| {
         let asked = json!({"model": "plain", "prompt": PROMPT, "max_tokens": 12, "seed": seed});
         done(shared(), "/v1/completions", asked).json()["choices"][0]["text"].clone()
@@ -207,7 +207,7 @@ fn seeds_are_any_whole_number_of_64_bits() {
 
 /// The end token is not among the tokens of a completion, even if it completes one that ends within a character.
 #[test]
-fn the_token_that_ends_a_text_is_not_told() {
+fn end_token_is_not_part_of_an_answer() {
     let model = Model::builtin(&Device::cpu()).unwrap();
     let tokenizer = model.tokenizer().unwrap();
     let first_byte = tokenizer.encode("\u{1F600}", false).unwrap().into_iter();
@@ -247,7 +247,7 @@ fn the_token_that_ends_a_text_is_not_told() {
 
 /// Unsupported features are omitted if the rest is possible, and the response reports that.
 #[test]
-fn tools_of_other_types_are_left_out_with_a_notice() {
+fn unsupported_tool_types_are_ignored_with_a_notice() {
     let function = |flat: bool| match flat {
         true => json!({"type": "function", "name": "sun", "parameters": sun()["parameters"]}),
         false => json!({"type": "function", "function": sun()}),
@@ -280,7 +280,7 @@ fn tools_of_other_types_are_left_out_with_a_notice() {
 
 /// Calls without arguments in the form that clients return.
 #[test]
-fn no_arguments_are_an_empty_object() {
+fn missing_call_arguments_are_an_empty_object() {
     for arguments in ["", " ", "{}"] {
         let call = json!({"id": "c1", "type": "function", "function": {"name": "t", "arguments": arguments}});
         let messages = json!([
@@ -318,7 +318,7 @@ fn is_call(arguments: &Json) -> bool {
 
 /// The server handles a conversation as the library does.
 #[test]
-fn conversations_are_those_of_the_library() {
+fn chat_conversation_matches_the_library() {
     let model = Model::builtin(&Device::cpu()).unwrap();
     let chat = ChatModel::of(&model, ChatTemplate::known("chatml")).unwrap();
     let tools = json!([{"type": "function", "function": sun()}]);
@@ -353,7 +353,7 @@ fn conversations_are_those_of_the_library() {
 }
 
 #[test]
-fn tools_are_called_by_their_schemas_and_answers_match_theirs() {
+fn tool_calls_and_answers_follow_their_schemas() {
     let asked = json!({
         "model": "story", "messages": messages(), "seed": 3, "max_tokens": 200, "reasoning_effort": "none",
         "tools": [{"type": "function", "function": sun()}], "tool_choice": "required", "parallel_tool_calls": false,
@@ -415,7 +415,7 @@ fn with_template(template: &str) -> Vec<u8> {
 
 /// Reasoning opened by the prompt and never closed: all tokens count as reasoning.
 #[test]
-fn tokens_of_thoughts_are_counted() {
+fn thinking_tokens_are_counted_in_the_usage() {
     let path = std::env::temp_dir().join(format!("tilewright-thinks-{}.gguf", std::process::id()));
     std::fs::write(&path, with_template("{{ messages[0].content }}<think>")).unwrap();
     let file = path.clone();
@@ -438,7 +438,7 @@ fn tokens_of_thoughts_are_counted() {
 }
 
 #[test]
-fn responses_are_the_same_whole_and_as_events() {
+fn responses_endpoint_is_equal_whole_and_streamed() {
     let asked = json!({
         "model": "story", "instructions": "Tell a story.", "input": [{"role": "user", "content": [{"type": "input_text", "text": PROMPT}]}],
         "max_output_tokens": 12, "temperature": 0,
@@ -509,7 +509,7 @@ fn events_of(mut asked: Json) -> Vec<Json> {
 }
 
 #[test]
-fn vectors_and_scores_are_the_encoders_own() {
+fn embeddings_and_rerank_scores_match_the_encoders() {
     let texts = ["A dragon.", "The sun shines in Rome.", "Two knights rode out."];
     let want = block_on(embedder().unwrap().embed(&texts)).unwrap();
     let answer = done(shared(), "/v1/embeddings", json!({"model": "nomic", "input": texts})).json();
@@ -546,7 +546,7 @@ fn vectors_and_scores_are_the_encoders_own() {
 }
 
 #[test]
-fn ollamas_clients_are_answered() {
+fn ollama_endpoints_match_the_model() {
     let options = json!({"temperature": 0, "num_predict": 12, "num_ctx": 256});
     let (text, _) = told(true, &GenerateOptions::greedy(12));
     let chat = json!({"model": "story", "messages": messages(), "options": options});
@@ -665,7 +665,7 @@ pub fn models_are_loaded_and_unloaded() {
 }
 
 #[test]
-fn a_model_that_nobody_uses_is_unloaded() {
+fn idle_model_is_unloaded() {
     let server = own(|_, options| {
         options.keep = KeepOptions { idle: Some(Duration::from_millis(10)), ..KeepOptions::default() }
     });
@@ -679,7 +679,7 @@ fn a_model_that_nobody_uses_is_unloaded() {
 }
 
 #[test]
-fn measures_and_the_document_tell_of_the_endpoints() {
+fn metrics_and_openapi_document_cover_the_endpoints() {
     let server = own(|_, _| ());
     done(
         server.address,

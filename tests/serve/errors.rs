@@ -24,7 +24,7 @@ fn with(base: &Json, field: &str, value: Json) -> Json {
 }
 
 #[test]
-fn fields_of_chats_are_checked() {
+fn invalid_chat_fields_are_refused_by_name() {
     let base = json!({"model": "story", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
     let long = "a story ".repeat(600);
     let tool = |function: Json| json!([{"type": "function", "function": function}]);
@@ -133,7 +133,7 @@ fn fields_of_chats_are_checked() {
 
 /// Each field in OpenAI's and Ollama's specifications, with its no-op value: the response does not change.
 #[test]
-fn what_asks_for_nothing_changes_nothing() {
+fn fields_with_neutral_values_change_nothing() {
     let (format, tools) = (json!({"type": "text"}), json!([]));
     let of_both = [
         ("frequency_penalty", json!(0)),
@@ -264,7 +264,7 @@ fn what_asks_for_nothing_changes_nothing() {
 }
 
 #[test]
-fn fields_of_other_endpoints_are_checked() {
+fn invalid_fields_of_other_endpoints_are_refused() {
     let text = json!({"model": "plain", "prompt": "A", "max_tokens": 1});
     let values = [
         ("prompt", json!([]), "prompt"),
@@ -361,7 +361,7 @@ fn fields_of_other_endpoints_are_checked() {
 }
 
 #[test]
-fn what_is_no_request_is_refused() {
+fn malformed_requests_are_refused() {
     let json_type = [("content-type", "application/json")];
     let told = |method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]| {
         let answer = send(shared(), method, path, headers, body);

@@ -108,7 +108,7 @@ fn embedded(server: &Running) -> Vec<f64> {
 }
 
 #[test]
-fn a_lost_gpu_is_a_pause_and_one_that_is_lost_again_is_replaced() {
+fn lost_gpu_delays_answers_and_repeated_loss_uses_the_cpu() {
     let gpu = Gpu::default();
     if common::gpu_from(gpu.open()).is_none() {
         return;
@@ -148,7 +148,7 @@ fn a_lost_gpu_is_a_pause_and_one_that_is_lost_again_is_replaced() {
 /// it. Repeated panics stop the engine, and all clients get an error.
 #[cfg(feature = "fault-injection")]
 #[test]
-fn a_panic_is_an_error_that_probes_see() {
+fn panic_ends_its_answer_and_shows_in_health_probes() {
     use std::sync::mpsc::channel;
     use tilewright::{Call, Effect, Faults};
 

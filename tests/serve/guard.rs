@@ -19,7 +19,7 @@ use super::server::own;
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/serve");
 
 #[test]
-fn hosts_and_origins_that_are_not_the_servers_are_refused() {
+fn foreign_hosts_and_origins_are_refused() {
     let server = own(|_, options| {
         options.hosts = vec!["models.example".into()];
         options.origins = vec!["https://app.example".into()];
@@ -79,7 +79,7 @@ fn hosts_and_origins_that_are_not_the_servers_are_refused() {
 }
 
 #[test]
-fn a_key_is_needed_where_there_is_one() {
+fn api_key_is_required_where_one_is_configured() {
     let server = own(|_, options| options.api_keys = vec!["first key".into(), "second".into()]);
     let status = |headers: &[(&str, &str)]| send(server.address, "GET", "/v1/models", headers, b"").status;
     for key in ["Bearer first key", "bearer second"] {
@@ -108,7 +108,7 @@ fn a_key_is_needed_where_there_is_one() {
 
 /// Cached prefixes do not reveal other clients' prompts.
 #[test]
-fn a_key_and_a_salt_find_their_own_beginnings_alone() {
+fn prefixes_are_shared_only_within_one_api_key_and_salt() {
     let server = own(|_, options| options.api_keys = vec!["first".into(), "second".into()]);
     let cached = |key: &str, path: &str, salt: Json| {
         let text = "Once upon a time there was a dog. ".repeat(12);
@@ -136,7 +136,7 @@ fn a_key_and_a_salt_find_their_own_beginnings_alone() {
 }
 
 #[test]
-fn options_that_would_be_unsafe_are_refused() {
+fn unsafe_server_options_are_refused() {
     let bind = |address: &str, options: ServerOptions| match Server::bind(address.parse().unwrap(), Vec::new(), options)
     {
         Ok(_) => "none".to_owned(),
@@ -159,7 +159,7 @@ fn options_that_would_be_unsafe_are_refused() {
 }
 
 #[test]
-fn tls_is_spoken_where_it_is_asked_for() {
+fn tls_is_served_where_configured() {
     let (certificate, key) = (format!("{DATA}/cert.pem"), format!("{DATA}/key.pem"));
     let server = own(|_, options| options.tls = Some((certificate.clone().into(), key.into())));
     let mut roots = RootCertStore::empty();
@@ -179,7 +179,7 @@ fn tls_is_spoken_where_it_is_asked_for() {
 }
 
 #[test]
-fn a_folder_is_served_and_nothing_beside_it() {
+fn page_folder_is_served_and_no_file_outside_it() {
     let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-page");
     std::fs::create_dir_all(folder.join("page/inner")).unwrap();
     for (name, text) in
@@ -214,7 +214,7 @@ fn a_folder_is_served_and_nothing_beside_it() {
 /// Static files for model downloads: ranges, ETags, and never whole in memory.
 #[cfg(unix)]
 #[test]
-fn files_are_served_in_ranges() {
+fn page_files_are_served_in_ranges() {
     let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-ranges");
     std::fs::create_dir_all(&folder).unwrap();
     let bytes: Vec<u8> = (0..200_000u32).map(|at| ((at * 31) >> 5) as u8).collect();
@@ -273,7 +273,7 @@ fn files_are_served_in_ranges() {
 
 /// A renewed certificate is served without a restart, and an invalid one changes nothing.
 #[test]
-fn certificates_are_read_again_when_they_change() {
+fn changed_certificates_are_reloaded() {
     let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("serve-tls");
     std::fs::create_dir_all(&folder).unwrap();
     let (certificate, key) = (folder.join("cert.pem"), folder.join("key.pem"));
@@ -285,7 +285,7 @@ fn certificates_are_read_again_when_they_change() {
     let server = own(|_, options| {
         let told = told.clone();
         options.tls = Some((certificate.clone(), key.clone()));
-        options.tell = Some(Arc::new(move |line: &str| *told.lock().unwrap() += line));
+        options.report = Some(Arc::new(move |line: &str| *told.lock().unwrap() += line));
     });
     let known: Vec<CertificateDer<'static>> = ["cert.pem", "renewed.pem"]
         .iter()

@@ -28,19 +28,19 @@ enum Test {
 use Test::{Beside, Here, Unit};
 
 const TESTS: &[(&str, Test)] = &[
-    ("connections", Beside(abuse::connections_that_wait_for_their_clients_make_room)),
+    ("connections", Beside(abuse::idle_connections_are_closed_to_make_room)),
     ("header time", Beside(abuse::slow_clients_are_cut_off)),
     ("header bytes", Beside(abuse::large_headers_and_bodies_are_refused)),
     ("headers", Beside(abuse::large_headers_and_bodies_are_refused)),
     ("body time", Beside(abuse::slow_clients_are_cut_off)),
     ("body bytes", Beside(abuse::large_headers_and_bodies_are_refused)),
     ("unwanted bytes", Here(unwanted_bytes)),
-    ("bytes of all requests", Beside(abuse::bodies_have_a_limit_in_common)),
+    ("bytes of all requests", Beside(abuse::request_bodies_share_one_memory_limit)),
     ("JSON values", Here(json_values)),
     ("JSON depth", Here(json_depth)),
-    ("write time", Beside(abuse::who_reads_nothing_is_cut_off)),
-    ("unsent bytes", Unit("src/serve/connections.rs", "fn little_of_an_answer_waits_for_its_client")),
-    ("file pieces", Unit("src/serve/page.rs", "fn a_file_is_read_as_it_is_taken")),
+    ("write time", Beside(abuse::client_that_reads_nothing_is_cut_off)),
+    ("unsent bytes", Unit("src/serve/connections.rs", "fn unsent_bytes_of_an_answer_are_bounded")),
+    ("file pieces", Unit("src/serve/page.rs", "fn file_body_is_read_only_as_it_is_consumed")),
     ("files", Here(files)),
     ("answers", Here(answers)),
     ("stop texts", Here(stop_texts)),
@@ -53,14 +53,14 @@ const TESTS: &[(&str, Test)] = &[
     ("echoed bytes", Here(echoed_bytes)),
     ("texts", Here(texts)),
     ("prompt tokens", Here(prompt_tokens)),
-    ("answer tokens", Beside(streams::tokens_have_a_limit_where_the_server_has_one)),
-    ("answer time", Beside(streams::time_ends_a_text)),
+    ("answer tokens", Beside(streams::server_max_tokens_limits_every_answer)),
+    ("answer time", Beside(streams::answer_time_limit_ends_an_answer)),
     ("answer bytes", Here(answer_bytes)),
     ("texts at once", Here(texts_at_once)),
-    ("queue", Beside(abuse::a_full_queue_is_told_at_once)),
+    ("queue", Beside(abuse::request_to_a_full_queue_is_refused_at_once)),
     ("batches", Here(batches)),
     ("models loaded", Beside(endpoints::models_are_loaded_and_unloaded)),
-    ("drain", Beside(streams::answers_in_progress_come_to_their_ends)),
+    ("drain", Beside(streams::answers_in_progress_finish_at_shutdown)),
     ("schema values", Here(schema_values)),
     ("schema bytes", Here(schema_bytes)),
     ("pattern bytes", Here(pattern_bytes)),
@@ -71,11 +71,11 @@ const TESTS: &[(&str, Test)] = &[
     ("multipleOf", Here(multiple_of)),
     ("tool names", Here(tool_names)),
     ("tool rules", Here(tool_rules)),
-    ("long prompts", Beside(abuse::long_prompts_leave_room_for_short_ones)),
-    ("grammars at a time", Unit("src/grammar.rs", "fn readers_that_do_not_end_are_counted")),
-    ("template bytes", Unit("tests/chat.rs", "fn templates_that_do_not_end_are_ended")),
-    ("template steps", Unit("tests/chat.rs", "fn templates_that_do_not_end_are_ended")),
-    ("template text", Unit("tests/chat.rs", "fn templates_that_do_not_end_are_ended")),
+    ("long prompts", Beside(abuse::long_prompts_do_not_block_short_ones)),
+    ("grammars at a time", Unit("src/grammar.rs", "fn stuck_grammar_compilations_keep_their_slot")),
+    ("template bytes", Unit("tests/chat.rs", "fn endless_templates_are_stopped_by_a_limit")),
+    ("template steps", Unit("tests/chat.rs", "fn endless_templates_are_stopped_by_a_limit")),
+    ("template text", Unit("tests/chat.rs", "fn endless_templates_are_stopped_by_a_limit")),
     ("call bytes", Here(call_bytes)),
 ];
 
@@ -88,7 +88,7 @@ fn rows() -> BTreeMap<String, String> {
 }
 
 #[test]
-fn each_limit_of_the_document_holds() {
+fn every_documented_limit_holds() {
     let rows = rows();
     let tested: BTreeMap<&str, &Test> = TESTS.iter().map(|(name, test)| (*name, test)).collect();
     let untested: Vec<_> = rows.keys().filter(|name| !tested.contains_key(name.as_str())).collect();
@@ -114,7 +114,7 @@ fn each_limit_of_the_document_holds() {
 
 /// The document matches the server.
 #[test]
-fn defaults_are_those_of_the_document() {
+fn default_limits_match_the_document() {
     let rows = rows();
     let limits = Limits::default();
     let says = |name: &str, value: String| {

@@ -73,7 +73,7 @@ pub fn command_of(args: &[&str]) -> Command {
 }
 
 #[test]
-fn the_program_serves_until_a_signal_and_logs_nothing_of_what_is_said() {
+fn serve_ends_at_a_signal_and_logs_no_message_content() {
     let program =
         Program::start(command(&["--port", "0", "--template", "chatml", "--log-requests", "--parallel", "2"]));
     let address = program.address;
@@ -91,7 +91,7 @@ fn the_program_serves_until_a_signal_and_logs_nothing_of_what_is_said() {
 
 /// Editors query a model before they use it, which must not load it.
 #[test]
-fn models_are_described_before_they_are_loaded() {
+fn lazy_model_is_described_before_it_is_loaded() {
     let program = Program::start(command(&["--port", "0", "--lazy"]));
     let shown = done(program.address, "/api/show", json!({"model": "stories"})).json();
     let (info, details) = (&shown["model_info"], &shown["details"]);
@@ -114,7 +114,7 @@ fn models_are_described_before_they_are_loaded() {
 /// LoRA adapters are named after their model. Requests with different ones run in one batch, and each equals the
 /// library's output.
 #[test]
-fn requests_name_adapters() {
+fn request_model_name_selects_a_lora_adapter() {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("served-adapters");
     std::fs::create_dir_all(&folder).unwrap();
     let paths = [1, 2].map(|seed| {
@@ -171,7 +171,7 @@ fn requests_name_adapters() {
 /// Concurrent completions are the same with speculative decoding, by prompt lookup and by a draft model, and with disk
 /// offload.
 #[test]
-fn guesses_and_offload_change_no_answer() {
+fn draft_tokens_and_offload_do_not_change_answers() {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("served-stories.gguf");
     std::fs::write(&path, ModelFile::BUILTIN).unwrap();
     let path = path.to_str().unwrap();
@@ -218,7 +218,7 @@ fn guesses_and_offload_change_no_answer() {
 }
 
 #[test]
-fn the_program_ends_with_the_one_that_started_it() {
+fn serve_ends_when_its_stdin_closes() {
     let mut command = command_of(&["serve", "--port", "0", "--end-with-stdin"]);
     command.stdin(Stdio::piped());
     let mut program = Program::start(command);
@@ -227,7 +227,7 @@ fn the_program_ends_with_the_one_that_started_it() {
 }
 
 #[test]
-fn what_would_be_unsafe_or_is_not_there_ends_the_program() {
+fn unsafe_or_missing_options_end_serve_with_an_error() {
     let cases: [(&[&str], i32, &str); 9] = [
         (&["--port", "0", "--device", "cpu,pci:7"], 2, "device"),
         (&["--host", "0.0.0.0", "--port", "0"], 2, "api_key"),
@@ -252,7 +252,7 @@ fn what_would_be_unsafe_or_is_not_there_ends_the_program() {
 
 /// `--device` with a list: one engine over both, with metrics for each.
 #[test]
-fn the_program_serves_with_several_devices() {
+fn serve_uses_several_devices_together() {
     if super::common::gpu(None).is_none() {
         return;
     }

@@ -297,7 +297,7 @@ fn stages(usage: &Json, index: u32) -> [(&'static str, Vec<(&'static str, Json)>
 }
 
 #[test]
-fn a_request_is_a_trace_of_its_stages_without_any_text() {
+fn request_trace_has_its_stages_and_no_text() {
     let collector = Collector::start(true);
     let endpoint = collector.endpoint();
     let program = Program::start(command(&["--port", "0", "--template", "chatml", "--otlp-endpoint", &endpoint]));
@@ -361,7 +361,7 @@ fn a_request_is_a_trace_of_its_stages_without_any_text() {
 }
 
 #[test]
-fn refusals_and_several_answers_have_their_spans() {
+fn refusals_and_multiple_answers_have_their_own_spans() {
     let collector = Collector::start(true);
     let mut server = own(|_, options| options.otlp_endpoint = Some(collector.endpoint()));
     let asked = json!({"model": "story", "prompt": ["A", "B"], "n": 2, "max_tokens": 3, "stream": true, "logit_bias": {"2": -100}});
@@ -403,7 +403,7 @@ fn refusals_and_several_answers_have_their_spans() {
 }
 
 #[test]
-fn what_fails_or_is_given_up_says_so() {
+fn failed_and_cancelled_requests_are_marked_in_spans() {
     let collector = Collector::start(true);
     let endpoint = collector.endpoint();
     let mut command = command(&["--port", "0", "--parallel", "1", "--queue", "1", "--otlp-endpoint", &endpoint]);
@@ -445,7 +445,7 @@ fn what_fails_or_is_given_up_says_so() {
 }
 
 #[test]
-fn vectors_have_a_trace() {
+fn embedding_requests_have_a_trace() {
     let collector = Collector::start(true);
     let options = ServerOptions { otlp_endpoint: Some(collector.endpoint()), ..ServerOptions::default() };
     let mut server = start(vec![ModelSpec::new("nomic", 1 << 20, || embedder().map(Loaded::Embedder))], options);
@@ -460,7 +460,7 @@ fn vectors_have_a_trace() {
 }
 
 #[test]
-fn the_environment_says_what_is_sent_where() {
+fn otel_environment_variables_configure_the_export() {
     let collector = Collector::start(true);
     let mut command = command(&["--port", "0", "--template", "chatml"]);
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("{}/", collector.endpoint()));
@@ -491,7 +491,7 @@ fn measure(address: SocketAddr, name: &str) -> u64 {
 }
 
 #[test]
-fn a_collector_that_is_away_or_silent_changes_no_answer() {
+fn unreachable_collector_does_not_change_answers() {
     let text = |program: &Program| {
         done(program.address, "/v1/chat/completions", chat(8)).json()["choices"][0]["message"]["content"].clone()
     };
@@ -524,7 +524,7 @@ fn a_collector_that_is_away_or_silent_changes_no_answer() {
 }
 
 #[test]
-fn an_address_that_is_none_ends_the_program() {
+fn malformed_otlp_endpoint_is_refused() {
     for endpoint in ["localhost", "localhost:4318", "ftp://localhost", "http://"] {
         let output = command(&["--port", "0", "--otlp-endpoint", endpoint]).output().unwrap();
         let message = String::from_utf8(output.stderr).unwrap();

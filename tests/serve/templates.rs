@@ -86,7 +86,7 @@ fn said(answer: &Json) -> String {
 }
 
 #[test]
-fn every_published_template_opens_and_answers() {
+fn every_published_template_loads_and_answers() {
     const N: usize = 2;
     let mut wrong = Vec::new();
     for (name, source) in published() {
@@ -153,7 +153,7 @@ fn scripted(template: &str, says: &str, mut asked: Json) -> (Running, Answer) {
 
 /// The server's answer, with a tool's result, forms the next request.
 #[test]
-fn own_answers_come_back() {
+fn server_answers_are_accepted_as_history() {
     let templates = published();
     for (name, says) in [
         (
@@ -191,7 +191,7 @@ fn own_answers_come_back() {
 
 /// Arguments that clients leave empty.
 #[test]
-fn empty_arguments_are_none() {
+fn empty_arguments_render_like_an_empty_object() {
     let template = "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}\
                     {% endfor %}{% endfor %}";
     let server = start(vec![spec("x", model(template, &Says::Always(b'k')))], ServerOptions::default());
@@ -207,16 +207,16 @@ fn empty_arguments_are_none() {
 }
 
 #[test]
-fn a_template_that_cannot_be_read_ends_no_server() {
+fn unreadable_template_does_not_stop_the_server() {
     let told = Arc::new(Mutex::new(Vec::new()));
-    let tell = told.clone();
-    let tell: tilewright::serve::Tell = Arc::new(move |line: &str| tell.lock().unwrap().push(line.to_owned()));
+    let report = told.clone();
+    let report: tilewright::serve::LogSink = Arc::new(move |line: &str| report.lock().unwrap().push(line.to_owned()));
     let good = "{% for m in messages %}{{ m.content }}{% endfor %}";
     let specs = vec![
         spec("broken", model("\n{% endfor %}", &Says::Always(b'k'))),
         spec("good", model(good, &Says::Always(b'k'))),
     ];
-    let server = start(specs, ServerOptions { tell: Some(tell), ..ServerOptions::default() });
+    let server = start(specs, ServerOptions { report: Some(report), ..ServerOptions::default() });
     let told = told.lock().unwrap().clone();
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].starts_with("broken: conversations are refused: ") && told[0].contains("`default`"), "{told:?}");
@@ -231,7 +231,7 @@ fn a_template_that_cannot_be_read_ends_no_server() {
 
 /// The programs `serve` and `chat`, with files.
 #[test]
-fn programs_take_any_template() {
+fn serve_and_chat_accept_any_template() {
     let file = |name: &str, template: &str| {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("template-{name}.gguf"));
         std::fs::write(&path, scripted::gguf(template, &SPECIAL, &Says::Always(b'k'), 2048)).unwrap();
@@ -266,7 +266,7 @@ fn programs_take_any_template() {
 
 /// An answer without a header omits the header that the prompt began.
 #[test]
-fn the_prompts_header_is_no_part_of_an_answer() {
+fn prompt_header_is_not_part_of_an_answer() {
     let template = "{# <|channel|> <|call|> #}{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>\
                     {% endfor %}<|start|>assistant";
     let asked =

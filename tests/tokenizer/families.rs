@@ -12,7 +12,7 @@ fn published(data: &Data, name: &str) -> Vocab {
 }
 
 #[test]
-fn more_texts_of_llama_cpp_give_its_ids() {
+fn family_texts_of_llama_cpp_encode_to_its_ids() {
     let Some(data) = common::data(&["vocab/ggml-vocab-falcon.gguf"]) else { return };
     for name in WITH_TEXTS {
         let tokenizer = Tokenizer::from_vocab(published(&data, name)).unwrap();
@@ -78,7 +78,7 @@ fn published_byte_level_vocabularies_equal_the_tokenizers_crate() {
 
 /// Steps that none of these published vocabularies has, on GPT-2's.
 #[test]
-fn other_sequences_of_steps_equal_the_tokenizers_crate() {
+fn other_pre_tokenizer_steps_equal_the_tokenizers_crate() {
     let Some(data) = common::data(&["vocab"]) else { return };
     let vocab = published(&data, "gpt-2");
     let digits = |each: bool| json!({ "type": "Digits", "individual_digits": each });
@@ -118,7 +118,7 @@ fn other_sequences_of_steps_equal_the_tokenizers_crate() {
 
 /// Steps after `ByteLevel` see bytes in GPT-2's spelling, where some are digits.
 #[test]
-fn steps_that_are_not_known_are_left_to_the_crate() {
+fn unknown_pre_tokenizer_steps_are_left_to_the_crate() {
     let Some(data) = common::data(&["vocab"]) else { return };
     let vocab = published(&data, "gpt-2");
     let digits = json!({ "type": "Digits", "individual_digits": false });
@@ -140,7 +140,7 @@ fn steps_that_are_not_known_are_left_to_the_crate() {
 
 /// Text after one of Phi-3's turn tokens is stripped, as its `tokenizer.json` specifies per token.
 #[test]
-fn tokens_of_phi_3_swallow_white_space() {
+fn phi_3_special_tokens_strip_following_whitespace() {
     let Some(data) = common::data(&["vocab/ggml-vocab-phi-3.gguf"]) else { return };
     let vocab = published(&data, "phi-3");
     let mut file = spm_json(&vocab);

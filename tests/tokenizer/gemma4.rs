@@ -92,7 +92,7 @@ fn gemma4_begins_with_bos_and_ends_with_a_turn() {
 }
 
 #[test]
-fn relatives_of_gemma4_are_known_by_name() {
+fn gemma4_variants_are_recognised_by_name() {
     let (_, vocab) = gemma4();
     let named = |pre: &str| {
         let vocab = Vocab { model: "gpt2".into(), pre: Some(pre.into()), ..vocab.clone() };

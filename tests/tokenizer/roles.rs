@@ -24,7 +24,7 @@ fn ends_of(vocab: &Vocab) -> Vec<&str> {
 }
 
 #[test]
-fn ends_are_those_that_the_file_names_and_those_known_by_name() {
+fn eos_tokens_come_from_file_keys_and_known_names() {
     let find = |vocab: &Vocab, name: &str| vocab.tokens.iter().position(|token| token == name).map(|id| id as u32);
     // gpt-oss: the token ends a message, not the answer.
     let mut harmony =
@@ -61,7 +61,7 @@ fn ends_are_those_that_the_file_names_and_those_known_by_name() {
 }
 
 #[test]
-fn a_generation_config_names_further_ends() {
+fn generation_config_adds_eos_tokens() {
     let mut file = stories_json();
     let names = ["<|turn_end|>", "<|im_end|>"];
     for (n, name) in names.into_iter().enumerate() {
@@ -82,7 +82,7 @@ fn a_generation_config_names_further_ends() {
 
 /// The file's BOS setting, and whether parsing the text for special tokens already gives one.
 #[test]
-fn there_is_one_bos() {
+fn bos_is_never_added_twice() {
     let mut spm = stories_vocab();
     let mut bytes = bytes_and(&["<s>", "</s>"]);
     for vocab in [&mut spm, &mut bytes] {

@@ -1,6 +1,6 @@
 //! Costs of sampling a token: two dispatches dominated by barriers and latency instead of bytes.
 
-use super::{Work, params};
+use super::{DispatchWork, params};
 use crate::recording::Dispatch;
 use crate::shaders::constants::candidates::PART;
 use crate::shaders::constants::sampling::MOST;
@@ -24,11 +24,11 @@ fn selection(n_keys: f64) -> f64 {
 }
 
 /// `candidates`: reads a part of the logits once and writes its list.
-pub(super) fn candidates(dispatch: &Dispatch<'_>, rows: Work) -> Work {
+pub(super) fn candidates(dispatch: &Dispatch<'_>, rows: DispatchWork) -> DispatchWork {
     let SampleParams { n_vocab, n_parts, .. } = params(dispatch);
     let listed = f64::from(n_parts) * (1.0 + TOP_K);
     let n_keys = f64::from(PART.min(n_vocab));
-    Work {
+    DispatchWork {
         bytes: 4.0 * f64::from(n_vocab) + 8.0 * listed,
         operations: 0.0,
         // Loading a key and comparing it in each of four histograms.
@@ -42,14 +42,14 @@ pub(super) fn candidates(dispatch: &Dispatch<'_>, rows: Work) -> Work {
 }
 
 /// `sample`: reduces the lists in one workgroup.
-pub(super) fn sample(dispatch: &Dispatch<'_>, rows: Work) -> Work {
+pub(super) fn sample(dispatch: &Dispatch<'_>, rows: DispatchWork) -> DispatchWork {
     let SampleParams { n_parts, .. } = params(dispatch);
     let listed = f64::from(n_parts) * TOP_K;
     debug_assert!(TOP_K <= f64::from(MOST));
     // Each candidate is visited for its rank, for the mass and for the run's sum; then the runs' sums.
     let walks = 3.0 * TOP_K * SHARED_LOAD + LANES * 8.0;
     let reductions = 3.0 * 11.0 * BARRIER;
-    Work {
+    DispatchWork {
         bytes: 8.0 * (f64::from(n_parts) + listed),
         operations: 0.0,
         instructions: listed * 32.0,

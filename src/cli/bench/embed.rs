@@ -12,7 +12,7 @@ use tilewright::{Device, EmbedOptions, Embedder, Error};
 
 use super::{parse_ms, print_csv, print_device};
 use crate::cli::run::with_loading_bar;
-use crate::cli::{DeviceArgs, Failure, print_json, read_text, show_bytes};
+use crate::cli::{CommandFailure, DeviceArgs, print_json, read_text, show_bytes};
 
 /// Generated texts; more if a batch is larger.
 const MADE_UP: usize = 256;
@@ -49,7 +49,7 @@ pub struct EmbedBenchArgs {
     format: super::FormatArgs,
 }
 
-pub fn bench(args: &EmbedBenchArgs) -> Result<(), Failure> {
+pub fn bench(args: &EmbedBenchArgs) -> Result<(), CommandFailure> {
     let texts = args.texts()?;
     let cases = || args.batch.iter().map(|&n_texts| EmbedCase { n_texts, repetitions: args.repetitions });
     cases().try_for_each(|case| case.check(texts.len()))?;

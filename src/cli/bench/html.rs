@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tilewright::Error;
 
-use super::super::{Failure, read_text};
+use super::super::{CommandFailure, read_text};
 
 /// The parts of the page to fill in.
 const POLICY: [&str; 2] = ["<meta http-equiv=\"Content-Security-Policy\" content=\"", "\">"];
@@ -18,7 +18,7 @@ const STYLE: &str = "<link rel=\"stylesheet\" href=\"dashboard.css\">";
 const SCRIPT: &str = "<script type=\"module\" src=\"dashboard.js\"></script>";
 
 /// A page to fill in, and its output path.
-pub struct Page {
+pub struct HtmlPage {
     to: PathBuf,
     html: String,
     css: String,
@@ -29,12 +29,12 @@ fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error + '_ {
     |source| Error::Io { path: path.into(), source }
 }
 
-impl Page {
+impl HtmlPage {
     /// Reads the page's parts, before anything is measured.
     ///
     /// # Errors
     /// [`Error::Option`] for a folder without the page, or an output that is not an HTML file.
-    pub fn open(to: &Path, folder: &Path) -> Result<Page, Error> {
+    pub fn open(to: &Path, folder: &Path) -> Result<HtmlPage, Error> {
         let is_page = |name: &str| name.ends_with(".html") || name.ends_with(".htm");
         if !to.file_name().and_then(|name| name.to_str()).is_some_and(is_page) || to.is_dir() {
             let (expected, found) = ("a file that ends in .html".into(), to.display().to_string());
@@ -52,7 +52,7 @@ impl Page {
             found: folder.display().to_string(),
         };
         let page = match (read("dashboard.html"), read("dashboard.css"), read("dashboard.js")) {
-            (Some(html), Some(css), Some(js)) => Page { to: to.into(), html, css, js },
+            (Some(html), Some(css), Some(js)) => HtmlPage { to: to.into(), html, css, js },
             _ => return Err(wrong()),
         };
         let has = |part: &str| page.html.matches(part).count() == 1;
@@ -65,7 +65,7 @@ impl Page {
     }
 
     /// Writes the page with its data.
-    pub fn write(&self, parts: &[Value]) -> Result<(), Failure> {
+    pub fn write(&self, parts: &[Value]) -> Result<(), CommandFailure> {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let data = json!({
             "schema": "tilewright-dashboard/1",
@@ -128,9 +128,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_holds_its_data_and_lets_nothing_else_run() {
+    fn html_report_embeds_its_data_and_blocks_other_scripts() {
         let html = format!("<head>{}default-src 'self'{}\n{STYLE}</head>{SCRIPT}", POLICY[0], POLICY[1]);
-        let page = Page { to: "page.html".into(), html, css: "a{}".into(), js: "b()".into() };
+        let page = HtmlPage { to: "page.html".into(), html, css: "a{}".into(), js: "b()".into() };
         let filled = page.filled(&json!({"name": "</script><script>alert(1)</script>"})).unwrap();
         // `printf 'b()' | openssl dgst -sha256 -binary | base64`
         let hashes = ["cf242PFc/kb7xD0Qzhsmd9vvRkc+cWFmbi+k+YvtdKc=", "X1RutGBrXCt9KkSaXMK7tHftWiRscFHOhxsS8tv8hBk="];

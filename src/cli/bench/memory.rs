@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tilewright::bench::shapes::SIZES;
 use tilewright::{Device, Error, LoadOptions, MemoryPlan, WeightType};
 
-use super::super::{DeviceArgs, Failure, print_json, show_bytes};
+use super::super::{CommandFailure, DeviceArgs, print_json, show_bytes};
 use super::FormatArgs;
 use super::print_csv;
 use crate::cli::run::PrecisionArgs;
@@ -80,7 +80,7 @@ pub fn usual(device: &Device) -> Result<Value, Error> {
     Ok(told(device, &options, &rows_of(device, &USUAL_WEIGHTS, &options)?))
 }
 
-pub fn bench(args: &MemoryBenchArgs) -> Result<(), Failure> {
+pub fn bench(args: &MemoryBenchArgs) -> Result<(), CommandFailure> {
     let device = args.device.open()?;
     let PrecisionArgs { kv_type, exact } = args.precision;
     let options = LoadOptions { context_length: Some(args.ctx), kv_type, exact, ..LoadOptions::default() };

@@ -12,7 +12,7 @@ use tilewright::retrieval::mol::{Mol, MolChoice, MolSearch, MolWeights};
 use tilewright::{Device, Error, WeightType};
 
 use super::{parse_ms, print_csv, print_device};
-use crate::cli::{DeviceArgs, Failure, print_json, show_bytes};
+use crate::cli::{CommandFailure, DeviceArgs, print_json, show_bytes};
 
 /// Shapes of the paper's experiments: MovieLens 1M and 20M, Amazon Books.
 const PAPER: [[u32; 3]; 3] = [[8, 4, 64], [8, 4, 128], [8, 8, 32]];
@@ -77,7 +77,7 @@ fn parse_storage(text: &str) -> Result<WeightType, String> {
     types.into_iter().find(|t| t.name().eq_ignore_ascii_case(text)).ok_or("expected f32, f16 or q8_0".into())
 }
 
-pub fn bench(args: &MolBenchArgs) -> Result<(), Failure> {
+pub fn bench(args: &MolBenchArgs) -> Result<(), CommandFailure> {
     let mut grid = Vec::new();
     for &[query_components, item_components] in &args.components {
         for (&dim, &hidden) in args.dims.iter().flat_map(|dim| args.gates.iter().map(move |hidden| (dim, hidden))) {
@@ -139,7 +139,12 @@ pub fn bench(args: &MolBenchArgs) -> Result<(), Failure> {
 }
 
 /// Measures the first plans of each batch size that fit the limits, and saves the tuning made for them.
-fn settle(device: &Device, plans: &mut [MolPlan], args: &MolBenchArgs, limits: &Limits) -> Result<Device, Failure> {
+fn settle(
+    device: &Device,
+    plans: &mut [MolPlan],
+    args: &MolBenchArgs,
+    limits: &Limits,
+) -> Result<Device, CommandFailure> {
     let mut device = device.clone();
     for &n_queries in &args.batch {
         let mut n_fitting = 0;

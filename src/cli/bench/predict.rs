@@ -8,7 +8,7 @@ use tilewright::bench::predict::{BoundBy, MACHINES, Machine, Prediction};
 use tilewright::bench::shapes::{SHAPES, Shape, ShapePass};
 use tilewright::{Error, WeightType};
 
-use super::super::{Failure, print_json};
+use super::super::{CommandFailure, print_json};
 
 /// Tokens in the KV cache before a decode pass.
 const DEPTH: u32 = 512;
@@ -33,7 +33,7 @@ struct Predicted {
     prediction: Prediction,
 }
 
-pub fn bench(gpu: &str, json: bool) -> Result<(), Failure> {
+pub fn bench(gpu: &str, json: bool) -> Result<(), CommandFailure> {
     let mut out = io::stdout().lock();
     if gpu == "list" {
         return Ok(MACHINES.iter().try_for_each(|machine| writeln!(out, "{:<14} {}", machine.name, machine.source))?);

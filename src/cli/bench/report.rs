@@ -10,10 +10,10 @@ use tilewright::bench::Row;
 use tilewright::bench::report::{self, Measurements, OtherTiers, ReportDevice, SCHEMA};
 use tilewright::{AdapterReport, Device, DeviceChoice, Error, Model, Tier};
 
-use super::super::{Failure, print_json};
+use super::super::{CommandFailure, print_json};
 
 /// Refuses to overwrite a file that is not a report, before anything is measured.
-pub fn check(path: &Path) -> Result<(), Failure> {
+pub fn check(path: &Path) -> Result<(), CommandFailure> {
     let is_report =
         |text: &[u8]| serde_json::from_slice::<Value>(text).is_ok_and(|value| value["schema"].as_str() == Some(SCHEMA));
     match fs::metadata(path) {
@@ -43,7 +43,7 @@ fn adapter_of(device: &Device) -> Option<AdapterReport> {
 }
 
 /// Measures probes and kernels.
-pub fn measure(device: &Device, quick: bool) -> Result<Measurements, Failure> {
+pub fn measure(device: &Device, quick: bool) -> Result<Measurements, CommandFailure> {
     let adapter = adapter_of(device);
     let open = |tier: Tier| {
         let choice = DeviceChoice::Named(device.info().name.clone());
@@ -72,7 +72,7 @@ pub fn write(
     device: &Device,
     model: &Model,
     rows: &[Row],
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let adapter = adapter_of(device).map(|adapter| {
         let limits: Map<String, Value> = adapter.limits().into_iter().map(|(k, v)| (k.into(), v.into())).collect();
         json!({

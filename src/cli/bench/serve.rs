@@ -14,8 +14,8 @@ use tilewright::serve::{Limits, Server, ServerOptions};
 use tokio::sync::oneshot;
 
 use crate::cli::run::ModelArgs;
-use crate::cli::serve::Loader;
-use crate::cli::{Failure, print_json, read_text};
+use crate::cli::serve::ModelLoader;
+use crate::cli::{CommandFailure, print_json, read_text};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -74,7 +74,7 @@ pub struct ServeBenchArgs {
     json: bool,
 }
 
-pub fn bench(args: ServeBenchArgs) -> Result<(), Failure> {
+pub fn bench(args: ServeBenchArgs) -> Result<(), CommandFailure> {
     let prices = match &args.prices {
         Some(path) => {
             let text = read_text(path)?;
@@ -150,18 +150,18 @@ impl OwnServer {
         queue: Option<usize>,
         args: ModelArgs,
     ) -> Result<OwnServer, Error> {
-        let together = n_clients.clamp(1, EngineOptions::MOST_SEQUENCES as usize) as u32;
+        let together = n_clients.clamp(1, EngineOptions::MAX_SEQUENCES as usize) as u32;
         let engine = EngineOptions {
             max_sequences: parallel.unwrap_or(together),
             max_queued: queue.unwrap_or(n_clients),
             ..EngineOptions::default()
         };
         engine.check()?;
-        let loader = Loader::new(args, engine.clone(), None)?;
+        let loader = ModelLoader::new(args, engine.clone(), None)?;
         let spec = loader.spec(model)?;
-        let limits = Limits { connections: 2 * tilewright::bench::serve::MOST_CONCURRENT, ..Limits::default() };
-        let tell: tilewright::serve::Tell = std::sync::Arc::new(|line: &str| eprintln!("error: {line}"));
-        let options = ServerOptions { limits, tell: Some(tell), ..ServerOptions::default() };
+        let limits = Limits { connections: 2 * tilewright::bench::serve::MAX_CONCURRENT, ..Limits::default() };
+        let report: tilewright::serve::LogSink = std::sync::Arc::new(|line: &str| eprintln!("error: {line}"));
+        let options = ServerOptions { limits, report: Some(report), ..ServerOptions::default() };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = runtime.map_err(|source| Error::Io { path: "threads".into(), source })?;
         let server = Server::bind(SocketAddr::from(([127, 0, 0, 1], 0)), vec![spec], options)?;

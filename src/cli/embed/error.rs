@@ -93,12 +93,12 @@ pub struct BadRecord {
     pub input: String,
     /// Line or row, counted from 1; the header of a CSV file does not count.
     pub record: u64,
-    pub fault: Fault,
+    pub fault: RecordFault,
 }
 
 /// A fault of a record.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum RecordFault {
     #[error("{field} is {found}, expected {expected}")]
     Value { field: String, expected: String, found: String },
     #[error("invalid UTF-8 at byte {0}")]
@@ -110,8 +110,8 @@ pub enum Fault {
     Text(Error),
 }
 
-impl Fault {
-    pub fn value(field: &str, found: impl Into<String>, expected: impl Into<String>) -> Fault {
-        Fault::Value { field: format!("`{field}`"), found: found.into(), expected: expected.into() }
+impl RecordFault {
+    pub fn value(field: &str, found: impl Into<String>, expected: impl Into<String>) -> RecordFault {
+        RecordFault::Value { field: format!("`{field}`"), found: found.into(), expected: expected.into() }
     }
 }

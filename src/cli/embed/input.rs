@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use serde_json::{Map, Value};
 use tilewright::Error;
 
-use super::error::{BadRecord, EmbedError, Fault};
+use super::error::{BadRecord, EmbedError, RecordFault};
 use super::rows::{Cells, Records};
 use super::tables::{self, Columns};
 
@@ -69,7 +69,7 @@ impl InputFormat {
 }
 
 /// An open input.
-pub struct Input {
+pub struct InputRecords {
     /// File, or `stdin`.
     pub name: String,
     /// Columns; `None` for text and JSON lines.
@@ -78,7 +78,7 @@ pub struct Input {
 }
 
 /// Where and how to read.
-pub struct Source<'a> {
+pub struct InputSource<'a> {
     pub path: &'a Path,
     pub format: InputFormat,
     /// Column with the texts.
@@ -87,9 +87,9 @@ pub struct Source<'a> {
     pub batch_size: usize,
 }
 
-impl Source<'_> {
+impl InputSource<'_> {
     /// Opens the input and reads its columns' names and types.
-    pub fn open(&self) -> Result<Input, EmbedError> {
+    pub fn open(&self) -> Result<InputRecords, EmbedError> {
         let name = match self.path.to_str() {
             Some("-") => "stdin".to_string(),
             _ => self.path.display().to_string(),
@@ -113,7 +113,7 @@ impl Source<'_> {
     }
 
     /// Each line is a record with only that text.
-    fn text(&self, name: String) -> Result<Input, EmbedError> {
+    fn text(&self, name: String) -> Result<InputRecords, EmbedError> {
         self.lines(name, |line, column| {
             let (text, fault) = match utf8(line) {
                 Ok(text) => (Value::String(text), None),
@@ -123,7 +123,7 @@ impl Source<'_> {
         })
     }
 
-    fn jsonl(&self, name: String) -> Result<Input, EmbedError> {
+    fn jsonl(&self, name: String) -> Result<InputRecords, EmbedError> {
         self.lines(name, |line, column| match object(&line, column) {
             Ok(object) => {
                 let fault = text_fault(&object, column);
@@ -137,8 +137,8 @@ impl Source<'_> {
     fn lines(
         &self,
         name: String,
-        record: impl Fn(Vec<u8>, &str) -> (Map<String, Value>, Option<Fault>) + Send + 'static,
-    ) -> Result<Input, EmbedError> {
+        record: impl Fn(Vec<u8>, &str) -> (Map<String, Value>, Option<RecordFault>) + Send + 'static,
+    ) -> Result<InputRecords, EmbedError> {
         let lines = Lines { reader: self.reader()?, name: name.clone(), batch_size: self.batch_size, n_read: 0 };
         let (column, input) = (self.column.to_string(), name.clone());
         let batches = lines.map(move |lines| {
@@ -155,7 +155,7 @@ impl Source<'_> {
             }
             Ok(Records { first_record: lines.first_record, cells: Cells::Objects(objects), bad })
         });
-        Ok(Input { name, columns: None, batches: Box::new(batches) })
+        Ok(InputRecords { name, columns: None, batches: Box::new(batches) })
     }
 }
 
@@ -169,7 +169,7 @@ struct Lines {
 
 struct LineBatch {
     first_record: u64,
-    lines: Vec<Result<Vec<u8>, Fault>>,
+    lines: Vec<Result<Vec<u8>, RecordFault>>,
 }
 
 impl Iterator for Lines {
@@ -196,7 +196,7 @@ impl Iterator for Lines {
 }
 
 /// The next line, without its line ending or a byte order mark at the start of the file; `None` at the end.
-fn line(reader: &mut impl BufRead, is_first: bool) -> io::Result<Option<Result<Vec<u8>, Fault>>> {
+fn line(reader: &mut impl BufRead, is_first: bool) -> io::Result<Option<Result<Vec<u8>, RecordFault>>> {
     let mut line = Vec::new();
     if reader.by_ref().take(MAX_LINE_BYTES as u64).read_until(b'\n', &mut line)? == 0 {
         return Ok(None);
@@ -207,7 +207,7 @@ fn line(reader: &mut impl BufRead, is_first: bool) -> io::Result<Option<Result<V
     } else if line.len() == MAX_LINE_BYTES {
         reader.skip_until(b'\n')?;
         let expected = format!("{MAX_LINE_BYTES} bytes at most");
-        return Ok(Some(Err(Fault::Value { field: "the line".into(), found: "too long".into(), expected })));
+        return Ok(Some(Err(RecordFault::Value { field: "the line".into(), found: "too long".into(), expected })));
     }
     if is_first && line.starts_with(b"\xef\xbb\xbf") {
         line.drain(..3);
@@ -215,17 +215,17 @@ fn line(reader: &mut impl BufRead, is_first: bool) -> io::Result<Option<Result<V
     Ok(Some(Ok(line)))
 }
 
-pub fn utf8(bytes: Vec<u8>) -> Result<String, Fault> {
-    String::from_utf8(bytes).map_err(|error| Fault::NotUtf8(error.utf8_error().valid_up_to()))
+pub fn utf8(bytes: Vec<u8>) -> Result<String, RecordFault> {
+    String::from_utf8(bytes).map_err(|error| RecordFault::NotUtf8(error.utf8_error().valid_up_to()))
 }
 
 /// Parses a line as an object; a bare string becomes the text of one.
-fn object(line: &[u8], column: &str) -> Result<Map<String, Value>, Fault> {
-    let text = std::str::from_utf8(line).map_err(|error| Fault::NotUtf8(error.valid_up_to()))?;
+fn object(line: &[u8], column: &str) -> Result<Map<String, Value>, RecordFault> {
+    let text = std::str::from_utf8(line).map_err(|error| RecordFault::NotUtf8(error.valid_up_to()))?;
     match serde_json::from_str(text)? {
         Value::Object(object) => Ok(object),
         text @ Value::String(_) => Ok(Map::from_iter([(column.to_string(), text)])),
-        other => Err(Fault::Value {
+        other => Err(RecordFault::Value {
             field: "the line".into(),
             found: kind(&other).into(),
             expected: "an object or a string".into(),
@@ -233,11 +233,11 @@ fn object(line: &[u8], column: &str) -> Result<Map<String, Value>, Fault> {
     }
 }
 
-fn text_fault(object: &Map<String, Value>, column: &str) -> Option<Fault> {
+fn text_fault(object: &Map<String, Value>, column: &str) -> Option<RecordFault> {
     match object.get(column) {
         Some(Value::String(_) | Value::Null) => None,
-        Some(other) => Some(Fault::value(column, kind(other), "a string")),
-        None => Some(Fault::value(column, "missing", "a string")),
+        Some(other) => Some(RecordFault::value(column, kind(other), "a string")),
+        None => Some(RecordFault::value(column, "missing", "a string")),
     }
 }
 

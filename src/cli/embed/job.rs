@@ -12,11 +12,11 @@ use clap::ValueEnum;
 use serde_json::json;
 use tilewright::Error;
 
-use super::error::{BadRecord, EmbedError, Fault};
-use super::input::Input;
-use super::log::{Log, Progress};
-use super::output::Output;
-use super::rows::{Embedded, Records};
+use super::error::{BadRecord, EmbedError, RecordFault};
+use super::input::InputRecords;
+use super::log::{Log, ProgressLog};
+use super::output::RecordOutput;
+use super::rows::{EmbeddedRecords, Records};
 
 /// Batches queued between two stages.
 const AHEAD: usize = 2;
@@ -38,7 +38,7 @@ pub struct Job<'a> {
     /// Whether a null text gets a null vector instead of an error.
     pub has_nulls: bool,
     pub log: Log,
-    pub progress: Progress,
+    pub progress: ProgressLog,
     pub skipped: Skipped,
 }
 
@@ -78,8 +78,8 @@ impl Job<'_> {
     /// done.
     pub fn run(
         mut self,
-        input: Input,
-        mut output: Output,
+        input: InputRecords,
+        mut output: RecordOutput,
         mut embed: impl FnMut(&[&str], &mut dyn FnMut(usize)) -> Result<Vec<f32>, Error>,
     ) -> Result<(), EmbedError> {
         let (name, batches) = (input.name, input.batches);
@@ -93,7 +93,7 @@ impl Job<'_> {
                 }
             }
         });
-        let (to_output, from_model) = mpsc::sync_channel::<Embedded>(AHEAD);
+        let (to_output, from_model) = mpsc::sync_channel::<EmbeddedRecords>(AHEAD);
         let writer = thread::spawn(move || {
             let written = from_model.into_iter().try_for_each(|batch| output.write(&batch));
             written.map(|()| output)
@@ -125,12 +125,15 @@ impl Job<'_> {
         mut rows: Records,
         n_before: u64,
         embed: &mut impl FnMut(&[&str], &mut dyn FnMut(usize)) -> Result<Vec<f32>, Error>,
-    ) -> Result<Embedded, EmbedError> {
+    ) -> Result<EmbeddedRecords, EmbedError> {
         let first_record = rows.first_record;
         let bad = |row: usize, fault| BadRecord { input: name.into(), record: first_record + row as u64, fault };
         if !self.has_nulls {
             rows.bad.extend(rows.nulls(self.column).into_iter().map(|row| {
-                bad(row, Fault::value(self.column, "null", "a string, since this output format cannot hold nulls"))
+                bad(
+                    row,
+                    RecordFault::value(self.column, "null", "a string, since this output format cannot hold nulls"),
+                )
             }));
         }
         let progress = &mut |n_done| self.progress.show(n_before + n_done as u64);
@@ -142,7 +145,7 @@ impl Job<'_> {
         rows.bad.iter().try_for_each(|bad| self.skipped.push(self.log, bad))?;
         let mut has_vector = vec![false; rows.len()];
         given.into_iter().for_each(|row| has_vector[row] = true);
-        Ok(Embedded { rows, has_vector, vectors })
+        Ok(EmbeddedRecords { rows, has_vector, vectors })
     }
 }
 
@@ -169,7 +172,7 @@ pub fn of_texts<T>(
                 let record = rows.first_record + given.get(record).map_or(0, |&row| row as u64);
                 match *source {
                     source @ Error::Tokenizer { .. } => {
-                        rows.bad.push(BadRecord { input: name.into(), record, fault: Fault::Text(source) });
+                        rows.bad.push(BadRecord { input: name.into(), record, fault: RecordFault::Text(source) });
                     }
                     // Not caused by the text.
                     source => {

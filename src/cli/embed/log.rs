@@ -76,7 +76,7 @@ impl Log {
 }
 
 /// Shows records per second, on a terminal or on request.
-pub struct Progress {
+pub struct ProgressLog {
     log: Log,
     every: Option<Duration>,
     rewrites: bool,
@@ -84,15 +84,15 @@ pub struct Progress {
     shown: Instant,
 }
 
-impl Progress {
-    pub fn new(log: Log, is_forced: bool) -> Progress {
+impl ProgressLog {
+    pub fn new(log: Log, is_forced: bool) -> ProgressLog {
         let rewrites = io::stderr().is_terminal() && !log.json;
         let every = match (rewrites, is_forced) {
             (true, _) => Some(Duration::from_millis(200)),
             (false, true) => Some(Duration::from_secs(10)),
             (false, false) => None,
         };
-        Progress { log, every, rewrites, start: Instant::now(), shown: Instant::now() }
+        ProgressLog { log, every, rewrites, start: Instant::now(), shown: Instant::now() }
     }
 
     /// Shows progress, if an update is due.

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 
 use super::error::EmbedError;
-use super::input::{Input, InputFormat};
-use super::rows::Embedded;
+use super::input::{InputFormat, InputRecords};
+use super::rows::EmbeddedRecords;
 use super::tables::Writer;
 
 /// Size of an npy file's header. It is fixed, so that the number of rows can be written at the end.
@@ -69,7 +69,7 @@ impl OutputFormat {
 }
 
 /// Where and how to write.
-pub struct Target<'a> {
+pub struct OutputTarget<'a> {
     pub path: &'a Path,
     pub format: OutputFormat,
     /// Name of the vector column.
@@ -82,51 +82,51 @@ pub struct Target<'a> {
 }
 
 /// An open output.
-pub struct Output {
+pub struct RecordOutput {
     path: PathBuf,
     column: String,
     dims: u32,
-    encoder: Encoder,
+    encoder: OutputEncoder,
 }
 
-enum Encoder {
-    Npy { sink: Sink, n_rows: u64 },
-    Jsonl(Sink),
+enum OutputEncoder {
+    Npy { sink: OutputSink, n_rows: u64 },
+    Jsonl(OutputSink),
     Table(Box<Writer>),
 }
 
-impl Target<'_> {
+impl OutputTarget<'_> {
     /// Opens the output for records of `input` and writes its header.
-    pub fn open(&self, input: &Input) -> Result<Output, EmbedError> {
+    pub fn open(&self, input: &InputRecords) -> Result<RecordOutput, EmbedError> {
         if let Some(columns) = &input.columns {
             columns.check_output(&input.name, self.column, self.format)?;
         }
-        let mut sink = Sink::create(self.path).map_err(|error| EmbedError::write(self.path, error))?;
+        let mut sink = OutputSink::create(self.path).map_err(|error| EmbedError::write(self.path, error))?;
         let encoder = match self.format {
             OutputFormat::Npy => {
                 let header = sink.write_all(&npy_header(0, self.dims));
                 header.map_err(|error| EmbedError::write(self.path, error))?;
-                Encoder::Npy { sink, n_rows: 0 }
+                OutputEncoder::Npy { sink, n_rows: 0 }
             }
-            OutputFormat::Jsonl => Encoder::Jsonl(sink),
-            _ => Encoder::Table(Box::new(Writer::create(self, input, sink)?)),
+            OutputFormat::Jsonl => OutputEncoder::Jsonl(sink),
+            _ => OutputEncoder::Table(Box::new(Writer::create(self, input, sink)?)),
         };
-        Ok(Output { path: self.path.into(), column: self.column.into(), dims: self.dims, encoder })
+        Ok(RecordOutput { path: self.path.into(), column: self.column.into(), dims: self.dims, encoder })
     }
 }
 
-impl Output {
+impl RecordOutput {
     /// Writes a batch. In a format for pipes, the reader gets it at once.
-    pub fn write(&mut self, batch: &Embedded) -> Result<(), EmbedError> {
+    pub fn write(&mut self, batch: &EmbeddedRecords) -> Result<(), EmbedError> {
         let dims = self.dims as usize;
         match &mut self.encoder {
-            Encoder::Npy { sink, n_rows } => {
+            OutputEncoder::Npy { sink, n_rows } => {
                 *n_rows += (batch.vectors.len() / dims) as u64;
                 let bytes: Vec<u8> = batch.vectors.iter().flat_map(|number| number.to_le_bytes()).collect();
                 sink.write_all(&bytes)
             }
-            Encoder::Jsonl(sink) => jsonl(sink, batch, &self.column, dims),
-            Encoder::Table(writer) => return writer.write(batch),
+            OutputEncoder::Jsonl(sink) => jsonl(sink, batch, &self.column, dims),
+            OutputEncoder::Table(writer) => return writer.write(batch),
         }
         .map_err(|error| EmbedError::write(&self.path, error))
     }
@@ -134,20 +134,20 @@ impl Output {
     /// Completes the output and moves a file to its final path. A failed job leaves no file.
     pub fn finish(self) -> Result<(), EmbedError> {
         let sink = match self.encoder {
-            Encoder::Npy { mut sink, n_rows } => {
+            OutputEncoder::Npy { mut sink, n_rows } => {
                 let header = npy_header(n_rows, self.dims);
                 let patched = sink.writer.seek(SeekFrom::Start(0)).and_then(|_| sink.write_all(&header));
                 patched.map_err(|error| EmbedError::write(&self.path, error))?;
                 sink
             }
-            Encoder::Jsonl(sink) => sink,
-            Encoder::Table(writer) => writer.finish()?,
+            OutputEncoder::Jsonl(sink) => sink,
+            OutputEncoder::Table(writer) => writer.finish()?,
         };
         sink.finish(&self.path).map_err(|error| EmbedError::write(&self.path, error))
     }
 }
 
-fn jsonl(sink: &mut Sink, batch: &Embedded, column: &str, dims: usize) -> io::Result<()> {
+fn jsonl(sink: &mut OutputSink, batch: &EmbeddedRecords, column: &str, dims: usize) -> io::Result<()> {
     for (row, vector) in batch.vectors(dims).enumerate() {
         let mut line = batch.rows.json(row)?;
         // The vector is appended as text: a JSON value stores f64, which prints more digits than f32.
@@ -170,21 +170,21 @@ fn npy_header(n_rows: u64, dims: u32) -> [u8; NPY_HEADER_BYTES] {
 }
 
 /// Stdout, or a file that appears under its name only when it is complete.
-pub struct Sink {
-    writer: BufWriter<Stream>,
+pub struct OutputSink {
+    writer: BufWriter<OutputStream>,
     /// Path of the file until it is complete.
     partial: Option<PathBuf>,
 }
 
-enum Stream {
+enum OutputStream {
     Stdout(Stdout),
     File(File),
 }
 
-impl Sink {
-    fn create(path: &Path) -> io::Result<Sink> {
+impl OutputSink {
+    fn create(path: &Path) -> io::Result<OutputSink> {
         if path.as_os_str() == "-" {
-            return Ok(Sink { writer: BufWriter::new(Stream::Stdout(io::stdout())), partial: None });
+            return Ok(OutputSink { writer: BufWriter::new(OutputStream::Stdout(io::stdout())), partial: None });
         }
         // Pipes and devices are written directly.
         let is_special = fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());
@@ -201,7 +201,7 @@ impl Sink {
             }
             None => fs::OpenOptions::new().write(true).open(path)?,
         };
-        Ok(Sink { writer: BufWriter::new(Stream::File(file)), partial })
+        Ok(OutputSink { writer: BufWriter::new(OutputStream::File(file)), partial })
     }
 
     fn finish(mut self, path: &Path) -> io::Result<()> {
@@ -213,7 +213,7 @@ impl Sink {
     }
 }
 
-impl Drop for Sink {
+impl Drop for OutputSink {
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
             // A leftover file does no harm.
@@ -222,7 +222,7 @@ impl Drop for Sink {
     }
 }
 
-impl Write for Sink {
+impl Write for OutputSink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.writer.write(bytes)
     }
@@ -232,27 +232,27 @@ impl Write for Sink {
     }
 }
 
-impl Write for Stream {
+impl Write for OutputStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Stream::Stdout(stdout) => stdout.write(bytes),
-            Stream::File(file) => file.write(bytes),
+            OutputStream::Stdout(stdout) => stdout.write(bytes),
+            OutputStream::File(file) => file.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Stream::Stdout(stdout) => stdout.flush(),
-            Stream::File(file) => file.flush(),
+            OutputStream::Stdout(stdout) => stdout.flush(),
+            OutputStream::File(file) => file.flush(),
         }
     }
 }
 
-impl Seek for Stream {
+impl Seek for OutputStream {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         match self {
-            Stream::Stdout(_) => Err(io::ErrorKind::NotSeekable.into()),
-            Stream::File(file) => file.seek(to),
+            OutputStream::Stdout(_) => Err(io::ErrorKind::NotSeekable.into()),
+            OutputStream::File(file) => file.seek(to),
         }
     }
 }

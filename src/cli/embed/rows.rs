@@ -25,7 +25,7 @@ pub enum Cells {
 }
 
 /// Records with their vectors.
-pub struct Embedded {
+pub struct EmbeddedRecords {
     pub rows: Records,
     /// Which records have a vector.
     pub has_vector: Vec<bool>,
@@ -71,7 +71,7 @@ impl Records {
     }
 }
 
-impl Embedded {
+impl EmbeddedRecords {
     /// Each record's vector.
     pub fn vectors(&self, dims: usize) -> impl Iterator<Item = Option<&[f32]>> {
         let mut vectors = self.vectors.chunks_exact(dims);

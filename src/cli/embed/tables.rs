@@ -19,9 +19,9 @@ use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use serde_json::Map;
 
 use super::error::{BadRecord, EmbedError};
-use super::input::{Input, InputFormat, Source};
-use super::output::{OutputFormat, Sink, Target};
-use super::rows::{Cells, Embedded, Records};
+use super::input::{InputFormat, InputRecords, InputSource};
+use super::output::{OutputFormat, OutputSink, OutputTarget};
+use super::rows::{Cells, EmbeddedRecords, Records};
 
 /// Names and types of a table's columns, and its metadata.
 pub struct Columns(SchemaRef);
@@ -91,7 +91,7 @@ fn holds_text(data_type: &DataType) -> bool {
 }
 
 /// Opens a table and reads its schema.
-pub fn open(source: &Source, format: InputFormat, name: String) -> Result<Input, EmbedError> {
+pub fn open(source: &InputSource, format: InputFormat, name: String) -> Result<InputRecords, EmbedError> {
     let bad = |error: ArrowError| EmbedError::input(&name, error);
     let input = match format {
         InputFormat::Parquet => {
@@ -120,7 +120,7 @@ fn in_batches(
     name: String,
     schema: SchemaRef,
     batches: impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send + 'static,
-) -> Input {
+) -> InputRecords {
     let (mut first_record, input) = (1, name.clone());
     let batches = batches.map(move |batch| {
         let table = batch.map_err(|error| EmbedError::input(&input, error))?;
@@ -128,11 +128,11 @@ fn in_batches(
         first_record += rows.len() as u64;
         Ok(rows)
     });
-    Input { name, columns: Some(Columns(schema)), batches: Box::new(batches) }
+    InputRecords { name, columns: Some(Columns(schema)), batches: Box::new(batches) }
 }
 
 /// Converts the input to columns. For lines, the first batch determines them.
-pub fn tabled(mut input: Input, text_column: &str) -> Result<Input, EmbedError> {
+pub fn tabled(mut input: InputRecords, text_column: &str) -> Result<InputRecords, EmbedError> {
     if input.columns.is_some() {
         return Ok(input);
     }
@@ -155,7 +155,7 @@ pub fn tabled(mut input: Input, text_column: &str) -> Result<Input, EmbedError> 
         }
         Ok(rows)
     });
-    Ok(Input { name: input.name, columns: Some(Columns(schema)), batches: Box::new(batches) })
+    Ok(InputRecords { name: input.name, columns: Some(Columns(schema)), batches: Box::new(batches) })
 }
 
 /// Writes tables with their vectors as one more column.
@@ -164,19 +164,19 @@ pub struct Writer {
     dims: usize,
     /// Output columns.
     schema: SchemaRef,
-    encoder: Encoder,
+    encoder: TableEncoder,
 }
 
-enum Encoder {
-    Csv(Sink),
-    ArrowStream(StreamWriter<Sink>),
-    ArrowFile(FileWriter<Sink>),
-    Parquet(parquet::Writer),
+enum TableEncoder {
+    Csv(OutputSink),
+    ArrowStream(StreamWriter<OutputSink>),
+    ArrowFile(FileWriter<OutputSink>),
+    Parquet(parquet::ParquetWriter),
 }
 
 impl Writer {
     /// Opens a writer for records of `input` and writes the header.
-    pub fn create(target: &Target, input: &Input, mut sink: Sink) -> Result<Writer, EmbedError> {
+    pub fn create(target: &OutputTarget, input: &InputRecords, mut sink: OutputSink) -> Result<Writer, EmbedError> {
         let mut schema = match &input.columns {
             Some(Columns(schema)) => Schema::clone(schema),
             None => Schema::empty(),
@@ -188,53 +188,53 @@ impl Writer {
         let failed = |error: ArrowError| EmbedError::write(target.path, error);
         let encoder = match target.format {
             OutputFormat::Parquet => {
-                let writer = parquet::Writer::new(sink, &schema, target.column);
-                Encoder::Parquet(writer.map_err(|error| EmbedError::write(target.path, error))?)
+                let writer = parquet::ParquetWriter::new(sink, &schema, target.column);
+                TableEncoder::Parquet(writer.map_err(|error| EmbedError::write(target.path, error))?)
             }
-            OutputFormat::ArrowFile => Encoder::ArrowFile(FileWriter::try_new(sink, &schema).map_err(failed)?),
+            OutputFormat::ArrowFile => TableEncoder::ArrowFile(FileWriter::try_new(sink, &schema).map_err(failed)?),
             OutputFormat::Csv => {
                 let names = schema.fields().iter().map(|field| field.name().as_bytes().to_vec());
                 csv::write_record(&mut sink, names).map_err(|error| EmbedError::write(target.path, error))?;
-                Encoder::Csv(sink)
+                TableEncoder::Csv(sink)
             }
             _ => {
                 let mut writer = StreamWriter::try_new(sink, &schema).map_err(failed)?;
                 // The reader may wait for the schema before it sends anything.
                 writer.flush().map_err(failed)?;
-                Encoder::ArrowStream(writer)
+                TableEncoder::ArrowStream(writer)
             }
         };
         Ok(Writer { path: target.path.into(), dims: target.dims as usize, schema, encoder })
     }
 
     /// Writes a batch. In a format for pipes, the reader gets it at once.
-    pub fn write(&mut self, batch: &Embedded) -> Result<(), EmbedError> {
+    pub fn write(&mut self, batch: &EmbeddedRecords) -> Result<(), EmbedError> {
         let Cells::Table(Table(table)) = &batch.rows.cells else {
             let error = io::Error::other("JSON lines where columns are needed");
             return Err(EmbedError::write(&self.path, error));
         };
-        if let Encoder::Csv(sink) = &mut self.encoder {
+        if let TableEncoder::Csv(sink) = &mut self.encoder {
             let written = write_csv(sink, table, batch, self.dims);
             return written.map_err(|error| EmbedError::write(&self.path, error));
         }
         let failed = |error: ArrowError| EmbedError::write(&self.path, error);
         let table = with_vectors(table, batch, &self.schema, self.dims).map_err(failed)?;
         match &mut self.encoder {
-            Encoder::Csv(_) => Ok(()),
-            Encoder::ArrowStream(writer) => writer.write(&table).and_then(|()| writer.flush()).map_err(failed),
-            Encoder::ArrowFile(writer) => writer.write(&table).map_err(failed),
-            Encoder::Parquet(writer) => writer.write(&table).map_err(|error| EmbedError::write(&self.path, error)),
+            TableEncoder::Csv(_) => Ok(()),
+            TableEncoder::ArrowStream(writer) => writer.write(&table).and_then(|()| writer.flush()).map_err(failed),
+            TableEncoder::ArrowFile(writer) => writer.write(&table).map_err(failed),
+            TableEncoder::Parquet(writer) => writer.write(&table).map_err(|error| EmbedError::write(&self.path, error)),
         }
     }
 
     /// Writes the footer.
-    pub fn finish(self) -> Result<Sink, EmbedError> {
+    pub fn finish(self) -> Result<OutputSink, EmbedError> {
         let failed = |error: ArrowError| EmbedError::write(&self.path, error);
         match self.encoder {
-            Encoder::Csv(sink) => Ok(sink),
-            Encoder::ArrowStream(writer) => writer.into_inner().map_err(failed),
-            Encoder::ArrowFile(writer) => writer.into_inner().map_err(failed),
-            Encoder::Parquet(writer) => writer.finish().map_err(|error| EmbedError::write(&self.path, error)),
+            TableEncoder::Csv(sink) => Ok(sink),
+            TableEncoder::ArrowStream(writer) => writer.into_inner().map_err(failed),
+            TableEncoder::ArrowFile(writer) => writer.into_inner().map_err(failed),
+            TableEncoder::Parquet(writer) => writer.finish().map_err(|error| EmbedError::write(&self.path, error)),
         }
     }
 }
@@ -246,7 +246,7 @@ fn vector_field(name: &str, dims: u32) -> Field {
 /// The table of a batch with its vectors as one more column.
 fn with_vectors(
     table: &RecordBatch,
-    batch: &Embedded,
+    batch: &EmbeddedRecords,
     schema: &SchemaRef,
     dims: usize,
 ) -> Result<RecordBatch, ArrowError> {
@@ -266,7 +266,7 @@ fn with_vectors(
     RecordBatch::try_new(schema.clone(), columns.collect())
 }
 
-fn write_csv(sink: &mut Sink, table: &RecordBatch, batch: &Embedded, dims: usize) -> io::Result<()> {
+fn write_csv(sink: &mut OutputSink, table: &RecordBatch, batch: &EmbeddedRecords, dims: usize) -> io::Result<()> {
     for (row, vector) in batch.vectors(dims).enumerate() {
         let vector = vector.map(serde_json::to_vec).transpose()?.unwrap_or_default();
         let cells = table.columns().iter().map(|column| objects::plain(&objects::cell(column, row)).into_bytes());

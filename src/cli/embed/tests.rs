@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 use tilewright::Error;
 
 use super::error::EmbedError;
-use super::input::{Input, InputFormat, Source};
+use super::input::{InputFormat, InputRecords, InputSource};
 use super::job::{Job, OnError, Skipped};
-use super::log::{Log, Progress};
-use super::output::{OutputFormat, Target};
+use super::log::{Log, ProgressLog};
+use super::output::{OutputFormat, OutputTarget};
 use super::rows::{Cells, Records};
 use super::{EmbedArgs, tables};
 
@@ -40,13 +40,13 @@ fn model(texts: &[&str]) -> Result<Vec<f32>, Error> {
 }
 
 /// A temporary folder of one test.
-pub(super) struct Scratch(PathBuf);
+pub(super) struct ScratchFolder(PathBuf);
 
-impl Scratch {
-    pub(super) fn new(test: &str) -> Scratch {
+impl ScratchFolder {
+    pub(super) fn new(test: &str) -> ScratchFolder {
         let folder = std::env::temp_dir().join(format!("tilewright-embed-{}-{test}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        Scratch(folder)
+        ScratchFolder(folder)
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -59,7 +59,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -88,11 +88,11 @@ impl<'a> FileJob<'a> {
     ) -> Result<(), EmbedError> {
         let format = OutputFormat::of(self.output, InputFormat::Auto)?;
         let source =
-            Source { path: self.input, format: InputFormat::Auto, column: "text", batch_size: self.batch_size };
+            InputSource { path: self.input, format: InputFormat::Auto, column: "text", batch_size: self.batch_size };
         let input = source.open()?;
         let input = if format.is_tabular() { tables::tabled(input, "text")? } else { input };
         let metadata = HashMap::from([("tilewright.model".to_string(), "stand-in".to_string())]);
-        let target = Target { path: self.output, format, column: "embedding", dims: DIMS as u32, metadata };
+        let target = OutputTarget { path: self.output, format, column: "embedding", dims: DIMS as u32, metadata };
         let output = target.open(&input)?;
         self.job(format.has_nulls()).run(input, output, embed)
     }
@@ -104,7 +104,7 @@ impl<'a> FileJob<'a> {
             on_error: if self.errors.is_some() { OnError::Skip } else { OnError::Fail },
             has_nulls,
             log,
-            progress: Progress::new(log, false),
+            progress: ProgressLog::new(log, false),
             skipped: Skipped::create(self.errors).unwrap(),
         }
     }
@@ -115,8 +115,8 @@ pub(super) fn lines(path: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn lines_keep_what_they_held() {
-    let scratch = Scratch::new("lines");
+fn jsonl_output_keeps_all_input_fields() {
+    let scratch = ScratchFolder::new("lines");
     let object = r#"{"text":"eleven","deep":{"a":[1,null]},"big":18446744073709551615,"x":1.0"#;
     let input = scratch.written("in.jsonl", format!("\u{feff}{object}}}\r\n\"alone\"\n{{\"text\":null}}"));
     let output = scratch.path("out.jsonl");
@@ -131,8 +131,8 @@ fn lines_keep_what_they_held() {
 }
 
 #[test]
-fn an_input_without_records_makes_an_output_without() {
-    let scratch = Scratch::new("empty");
+fn empty_input_makes_an_empty_output() {
+    let scratch = ScratchFolder::new("empty");
     for name in ["in.jsonl", "in.txt"] {
         let input = scratch.written(name, "");
         for extension in ["npy", "jsonl"] {
@@ -144,8 +144,8 @@ fn an_input_without_records_makes_an_output_without() {
 }
 
 #[test]
-fn text_is_read_as_it_is_written() {
-    let scratch = Scratch::new("text");
+fn text_lines_are_read_without_bom_and_line_ends() {
+    let scratch = ScratchFolder::new("text");
     let input = scratch.written("in.txt", "\u{feff}one\r\n\ntwo words");
     let output = scratch.path("text.jsonl");
     FileJob::new(&input, &output).run().unwrap();
@@ -157,7 +157,7 @@ fn text_is_read_as_it_is_written() {
 
 #[test]
 fn npy_has_a_row_for_each_text() {
-    let scratch = Scratch::new("npy");
+    let scratch = ScratchFolder::new("npy");
     let input = scratch.written("in.txt", "one\ntwo\nthree");
     let output = scratch.path("out.npy");
     FileJob::new(&input, &output).run().unwrap();
@@ -184,7 +184,7 @@ pub(super) type BadCase = (&'static str, Vec<u8>, u64, &'static str);
 
 /// Runs jobs to files with this extension; `has_vector` reads which records of a file have a vector.
 pub(super) fn each_bad_record_is_named_or_skipped(
-    scratch: &Scratch,
+    scratch: &ScratchFolder,
     cases: &[BadCase],
     extension: &str,
     has_vector: impl Fn(&Path) -> Vec<bool>,
@@ -226,15 +226,15 @@ pub(super) fn bad_lines() -> Vec<BadCase> {
 
 #[test]
 fn a_bad_record_is_named_or_skipped() {
-    let scratch = Scratch::new("bad");
+    let scratch = ScratchFolder::new("bad");
     each_bad_record_is_named_or_skipped(&scratch, &bad_lines(), "jsonl", |output| {
         lines(output).iter().map(|line| !line["embedding"].is_null()).collect()
     });
 }
 
 #[test]
-fn errors_have_their_exit_codes() {
-    let scratch = Scratch::new("codes");
+fn each_error_kind_has_its_exit_code() {
+    let scratch = ScratchFolder::new("codes");
     let missing = Error::NoAdapter { wanted: "x".into(), available: "none".into() };
     let option = Error::Option { option: "max_tokens", expected: "1".into(), found: "0".into() };
     let broken = Error::NonFinite { pos: 0 };
@@ -271,7 +271,7 @@ fn errors_have_their_exit_codes() {
 
 #[test]
 fn the_next_batch_is_read_while_one_is_embedded() {
-    let scratch = Scratch::new("overlap");
+    let scratch = ScratchFolder::new("overlap");
     let (read, was_read) = mpsc::channel();
     let rows = |first_record: u64| {
         let object = json!({ "text": "a" }).as_object().unwrap().clone();
@@ -281,10 +281,10 @@ fn the_next_batch_is_read_while_one_is_embedded() {
         read.send(record).unwrap();
         Ok(rows(record))
     });
-    let input = Input { name: "test".into(), columns: None, batches: Box::new(batches) };
+    let input = InputRecords { name: "test".into(), columns: None, batches: Box::new(batches) };
     let path = scratch.path("out.jsonl");
     let (column, metadata) = ("embedding", HashMap::new());
-    let target = Target { path: &path, format: OutputFormat::Jsonl, column, dims: DIMS as u32, metadata };
+    let target = OutputTarget { path: &path, format: OutputFormat::Jsonl, column, dims: DIMS as u32, metadata };
     let output = target.open(&input).unwrap();
     let was_read = Mutex::new(was_read);
     let mut n_calls = 0;
@@ -303,14 +303,14 @@ fn the_next_batch_is_read_while_one_is_embedded() {
 }
 
 #[derive(Parser)]
-struct Cli {
+struct TestCli {
     #[command(flatten)]
     embed: EmbedArgs,
 }
 
 #[test]
-fn flags_that_do_not_go_together_are_refused() {
-    let check = |args: &str| Cli::parse_from(["embed", "model"].into_iter().chain(args.split(' '))).embed.check();
+fn conflicting_embed_flags_are_refused() {
+    let check = |args: &str| TestCli::parse_from(["embed", "model"].into_iter().chain(args.split(' '))).embed.check();
     for (args, format) in [
         ("-", OutputFormat::Jsonl),
         ("in.txt -o out.npy --on-error skip --errors e.jsonl", OutputFormat::Npy),

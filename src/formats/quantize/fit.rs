@@ -99,7 +99,7 @@ pub fn signed_scale_by_moves(values: &[f32; 16], limit: i32) -> (f32, [i32; 16])
 
 /// Settings of [`scale_and_min`].
 #[derive(Clone, Copy)]
-pub struct Search {
+pub struct ScaleSearch {
     /// Added to the largest quant in the first rounding.
     pub first: f32,
     /// Added for each further rounding.
@@ -112,7 +112,7 @@ pub struct Search {
 
 /// A scale and a subtracted minimum (0 or more) for quants from 0 to `limit`, written to `quants`: the best of
 /// several roundings, each fitted by weighted least squares.
-pub fn scale_and_min(values: &[f32], weights: &[f32], limit: u8, search: Search, quants: &mut [u8]) -> (f32, f32) {
+pub fn scale_and_min(values: &[f32], weights: &[f32], limit: u8, search: ScaleSearch, quants: &mut [u8]) -> (f32, f32) {
     let (mut min, mut max) = (values[0], values[0]);
     let mut sum_w = weights[0];
     let mut sum_x = sum_w * values[0];

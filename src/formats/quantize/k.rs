@@ -2,12 +2,13 @@
 //! [`block::dequantize`](crate::formats::block::dequantize).
 
 use super::fit::{
-    Search, ZERO, nearest, positive_scale, scale_and_min, signed_scale, signed_scale_by_moves, sum_of_squares, weigh,
+    ScaleSearch, ZERO, nearest, positive_scale, scale_and_min, signed_scale, signed_scale_by_moves, sum_of_squares,
+    weigh,
 };
 use super::{put_f16, rounded_f16};
 
 /// The search with an importance matrix.
-const BY_IMPORTANCE: Search = Search { first: -0.9, step: 0.05, steps: 36, absolute: false };
+const BY_IMPORTANCE: ScaleSearch = ScaleSearch { first: -0.9, step: 0.05, steps: 36, absolute: false };
 
 /// The importances of group `group` of `N` values.
 fn of_group<const N: usize>(importance: &[f32; 256], group: usize) -> &[f32] {
@@ -34,13 +35,13 @@ fn shares<const GROUPS: usize>(values: &[f32; GROUPS], limit: u8) -> (f32, [u8; 
 }
 
 /// Parameters of a type for [`groups`].
-struct Kind {
+struct GroupParams {
     /// Largest quant.
     limit: u8,
     /// Largest scale and min.
     scale_limit: u8,
     /// The search without an importance matrix.
-    search: Search,
+    search: ScaleSearch,
     /// With an importance matrix: factor of the block's mean square, the threshold for large values.
     mean_square: f32,
 }
@@ -49,7 +50,7 @@ struct Kind {
 fn groups<const N: usize, const GROUPS: usize>(
     values: &[f32; 256],
     importance: Option<&[f32; 256]>,
-    kind: &Kind,
+    kind: &GroupParams,
 ) -> Groups<GROUPS> {
     let mut quants = [0; 256];
     let (mut scales, mut mins, mut sums) = ([0.0; GROUPS], [0.0; GROUPS], [0.0; GROUPS]);
@@ -102,8 +103,8 @@ fn put_two_bits(quants: &[u8; 256], out: &mut [u8]) {
 }
 
 pub fn q2_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8; 84]) {
-    let search = Search { first: -0.5, step: 0.1, steps: 15, absolute: true };
-    let kind = Kind { limit: 3, scale_limit: 15, search, mean_square: 1.0 };
+    let search = ScaleSearch { first: -0.5, step: 0.1, steps: 15, absolute: true };
+    let kind = GroupParams { limit: 3, scale_limit: 15, search, mean_square: 1.0 };
     let found: Groups<16> = groups::<16, 16>(values, importance, &kind);
     out.fill(0);
     for (byte, (scale, min)) in out.iter_mut().zip(found.scales.iter().zip(&found.mins)) {
@@ -187,8 +188,8 @@ fn put_nibbles_of_groups(quants: &[u8; 256], out: &mut [u8]) {
 }
 
 pub fn q4_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8; 144]) {
-    let search = Search { first: -1.0, step: 0.1, steps: 20, absolute: false };
-    let kind = Kind { limit: 15, scale_limit: 63, search, mean_square: 2.0 };
+    let search = ScaleSearch { first: -1.0, step: 0.1, steps: 20, absolute: false };
+    let kind = GroupParams { limit: 15, scale_limit: 63, search, mean_square: 2.0 };
     let found: Groups<8> = groups::<32, 8>(values, importance, &kind);
     put_f16(out, 0, found.scale);
     put_f16(out, 2, found.min);
@@ -197,8 +198,8 @@ pub fn q4_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8;
 }
 
 pub fn q5_k(values: &[f32; 256], importance: Option<&[f32; 256]>, out: &mut [u8; 176]) {
-    let search = Search { first: -0.5, step: 0.1, steps: 15, absolute: false };
-    let kind = Kind { limit: 31, scale_limit: 63, search, mean_square: 2.0 };
+    let search = ScaleSearch { first: -0.5, step: 0.1, steps: 15, absolute: false };
+    let kind = GroupParams { limit: 31, scale_limit: 63, search, mean_square: 2.0 };
     let found: Groups<8> = groups::<32, 8>(values, importance, &kind);
     put_f16(out, 0, found.scale);
     put_f16(out, 2, found.min);

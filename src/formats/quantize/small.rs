@@ -1,6 +1,6 @@
 //! Blocks of 32: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ4_NL. Byte j holds elements j (low nibble) and j + 16.
 
-use super::fit::{Search, extreme, scale_and_min, signed_scale, weigh};
+use super::fit::{ScaleSearch, extreme, scale_and_min, signed_scale, weigh};
 use super::put_f16;
 use crate::formats::block::{FP4_DOUBLED, half_scale};
 
@@ -12,7 +12,7 @@ pub struct Group<'a> {
 }
 
 /// The search with an importance matrix.
-const BY_IMPORTANCE: Search = Search { first: -0.9, step: 0.05, steps: 36, absolute: false };
+const BY_IMPORTANCE: ScaleSearch = ScaleSearch { first: -0.9, step: 0.05, steps: 36, absolute: false };
 
 impl Group<'_> {
     fn weights(self) -> Option<[f32; 32]> {

@@ -30,15 +30,15 @@ const NOTES: [&str; 14] = [
     "x-guidance",
 ];
 /// Maximum depth of schemas in Gemma's notation; deeper ones are written as JSON.
-const MOST_DEPTH: usize = 8;
+const MAX_DEPTH: usize = 8;
 /// Ends of a value between tags, for the reader; `without_value_ends` excludes the same ones.
 const VALUE_ENDS: [&str; 3] = ["</parameter>", "\n<parameter=", "\n</function>"];
 /// Texts without `</p`: JSON between tags must not contain the closing tag.
 const NO_TAG: &str = "^(?:[^<]|<+(?:/<+)*(?:[^</]|/[^<p]))*(?:<+(?:/<+)*/?)?$";
 /// Integers within this range are exact in 64-bit floats.
-const MOST_INTEGER: i64 = (1 << 53) - 1;
+const MAX_INTEGER: i64 = (1 << 53) - 1;
 /// The range of other numbers. Longer ones may overflow when parsed.
-const MOST_NUMBER: i64 = 1_000_000_000_000_000;
+const MAX_NUMBER: i64 = 1_000_000_000_000_000;
 
 /// Notations other than JSON.
 #[derive(Clone, Copy)]
@@ -123,8 +123,8 @@ fn narrow(schema: &mut Value, closes: bool) {
                 return;
             }
             let most = match (is_of("number"), is_of("integer")) {
-                (true, _) => MOST_NUMBER,
-                (_, true) => MOST_INTEGER,
+                (true, _) => MAX_NUMBER,
+                (_, true) => MAX_INTEGER,
                 _ => return,
             };
             let limits = ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"];
@@ -152,8 +152,8 @@ pub fn members(notation: Notation, tool: &Tool, lark: &mut Lark) -> Result<Strin
     if let Some((key, _)) = schema.iter().find(|(key, _)| !known.contains(&key.as_str()) && !is_note(key)) {
         return Err(refused(of, "keywords that this format supports here", format!("`{key}`")));
     }
-    let written = Written { notation, root: schema, of };
-    written.members(schema, &written.of, lark, 0)
+    let context = ToolContext { notation, root: schema, of };
+    context.members(schema, &context.of, lark, 0)
 }
 
 fn is_note(key: &str) -> bool {
@@ -161,13 +161,13 @@ fn is_note(key: &str) -> bool {
 }
 
 /// Context of one tool.
-struct Written<'a> {
+struct ToolContext<'a> {
     notation: Notation<'a>,
     root: &'a Map<String, Value>,
     of: String,
 }
 
-impl Written<'_> {
+impl ToolContext<'_> {
     /// An object's properties in order; optional ones can be skipped.
     fn members(&self, schema: &Map<String, Value>, of: &str, lark: &mut Lark, depth: usize) -> Result<String, Error> {
         let none = Map::new();
@@ -235,7 +235,7 @@ impl Written<'_> {
                 return gemma_text(quote, keywords, of, lark);
             }
             (Notation::Gemma(_), "object")
-                if depth < MOST_DEPTH
+                if depth < MAX_DEPTH
                     && keywords.get("additionalProperties") == Some(&Value::Bool(false))
                     && plain(&["type", "properties", "required", "additionalProperties"]) =>
             {
@@ -243,7 +243,7 @@ impl Written<'_> {
                 return Ok(format!("\"{{\" {members} \"}}\""));
             }
             (Notation::Gemma(_), "array")
-                if depth < MOST_DEPTH
+                if depth < MAX_DEPTH
                     && keywords.get("items").is_some_and(Value::is_object)
                     && plain(&["type", "items", "minItems", "maxItems"]) =>
             {
@@ -602,7 +602,7 @@ mod tests {
 
     /// Covers referenced schemas and properties named like keywords.
     #[test]
-    fn no_text_of_a_schema_has_the_tag() {
+    fn string_schemas_exclude_the_closing_tag() {
         let text = json!({"type": "string"});
         let mut schema = json!({"type": "object", "properties": {"default": text, "a": {"enum": ["x"], "type": "string"}},
             "$defs": {"enum": {"anyOf": [text, {"type": "null"}]}}, "default": {"type": "string"}});
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_of_whole_texts_match_where_the_pattern_is_found() {
+    fn whole_text_pattern_matches_like_a_pattern_search() {
         let texts = ["", "a", "b", "ab", "xa", "ax", "bx", "xb", "a/b", "x\na"];
         for pattern in ["a", "^a", "a$", "^a$", "^a|b$", "a|^b", "^(a|b)$", "[$^]", "a/b", "^$", r"\$", "^[^/]*$"] {
             let whole = whole_texts(pattern).unwrap();
@@ -630,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_in_which_no_value_ends_are_all_matched() {
+    fn value_pattern_matches_all_texts_without_an_end_tag() {
         let whole = regex::Regex::new(&format!("^(?:{})$", super::without_value_ends())).unwrap();
         let parts =
             ["</parameter>", "<parameter=", "</function>", "\n", "<", "/", "a", "</parameter", "</fun", "<p>", "\n\n"];
@@ -645,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_without_the_tag_are_all_matched() {
+    fn tag_free_pattern_matches_all_texts_without_the_tag() {
         let found = regex::Regex::new(NO_TAG).unwrap();
         for text in ["", "a", "<", "</", "<b>", "</b>", "<<", "</<", "<</", "a</q", "<</<b", "</\n"] {
             assert!(found.is_match(text), "{text}");

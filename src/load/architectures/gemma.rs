@@ -4,7 +4,7 @@ use super::llama::LLAMA;
 use super::{Architecture, FINAL_SOFT_CAP, HEADS, WIDTH, WINDOW, add_local_rope, sliding};
 use crate::error::Error;
 use crate::kernels::{Gate, Gelu, QkNorm, RopeStyle};
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 use crate::load::keys::{Key, Keys};
 use crate::model::{Between, ModelConfig, NormPlace};
 
@@ -13,7 +13,7 @@ pub(super) const GEMMA: Architecture = Architecture {
     json: &["gemma"],
     pairs: [RopeStyle::Halves; 2],
     // Published norm weights are offsets from 1.
-    stored: |name, _| if name.ends_with("norm.weight") { Stored::LessOne } else { Stored::AsRead },
+    stored: |name, _| if name.ends_with("norm.weight") { FileLayout::LessOne } else { FileLayout::AsRead },
     tied: true,
     activation: "gelu_pytorch_tanh",
     describe: |_, config| {

@@ -5,7 +5,7 @@ use super::gemma::{GEMMA, SANDWICH};
 use super::{Architecture, FINAL_SOFT_CAP, WINDOW, add_local_rope, sliding};
 use crate::error::Error;
 use crate::kernels::QkNorm;
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 use crate::load::keys::{Key, Keys};
 use crate::load::scaling;
 use crate::model::{Block, MAX_DIM, ModelConfig, NormPlace, PerLayer};
@@ -25,7 +25,7 @@ pub(super) const GEMMA4: Architecture = Architecture {
         ("post_per_layer_input_norm", "post_norm"),
         ("layer_scalar", "layer_output_scale"),
     ],
-    stored: |_, _| Stored::AsRead,
+    stored: |_, _| FileLayout::AsRead,
     describe: |keys, config| {
         (GEMMA.describe)(keys, config)?;
         refuse_unknown(keys)?;

@@ -6,7 +6,7 @@ use super::{Architecture, SHARES, WIDTH, listed_layers, mixture};
 use crate::error::Error;
 use crate::formats::text::FLOAT;
 use crate::kernels::SelectiveScan;
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 use crate::load::keys::{Key, Keys};
 use crate::model::{ModelConfig, Recurrence, SharedExpert};
 
@@ -38,7 +38,7 @@ pub(super) const GRANITE_HYBRID: Architecture = Architecture {
         ("shared_mlp.output_linear", "ffn_down_shexp"),
     ],
     gguf_names: &[("ssm_a", "ssm_a"), ("ssm_d", "ssm_d")],
-    stored: |name, _| if name.ends_with("ssm_a.weight") { Stored::NegativeLog } else { Stored::AsRead },
+    stored: |name, _| if name.ends_with("ssm_a.weight") { FileLayout::NegativeLog } else { FileLayout::AsRead },
     describe: |keys, config| {
         (GRANITE.describe)(keys, config)?;
         feed_forwards(keys, config)?;

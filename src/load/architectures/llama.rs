@@ -3,7 +3,7 @@
 
 use super::{Architecture, RMS_EPS, SHARES, WINDOW, mixture};
 use crate::kernels::RopeStyle;
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 
 pub(super) const LLAMA: Architecture = Architecture {
     gguf: "llama",
@@ -11,8 +11,8 @@ pub(super) const LLAMA: Architecture = Architecture {
     pairs: [RopeStyle::Interleaved, RopeStyle::Halves],
     names: &[],
     gguf_names: &[],
-    stored: |_, _| Stored::AsRead,
-    gguf_stored: |_, _| Stored::AsRead,
+    stored: |_, _| FileLayout::AsRead,
+    gguf_stored: |_, _| FileLayout::AsRead,
     tied: false,
     eps: (RMS_EPS, None),
     activation: "silu",

@@ -4,7 +4,7 @@ use super::llama::LLAMA;
 use super::{Architecture, SHARES, listed_layers, mixture};
 use crate::error::Error;
 use crate::kernels::{DeltaRule, QkNorm, RopeStyle};
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 use crate::load::keys::{Key, Keys};
 use crate::model::{ModelConfig, Recurrence, SharedExpert};
 
@@ -31,8 +31,8 @@ pub(super) const QWEN35: Architecture = Architecture {
     gguf_names: &[("post_attention_norm", "ffn_norm"), ("ssm_a", "ssm_a")],
     stored: |name, n_heads| match name {
         // Published norm weights are offsets from 1, except the delta rule's.
-        _ if name.ends_with("norm.weight") && !name.ends_with("ssm_norm.weight") => Stored::LessOne,
-        _ if name.ends_with("ssm_a.weight") => Stored::NegativeLog,
+        _ if name.ends_with("norm.weight") && !name.ends_with("ssm_norm.weight") => FileLayout::LessOne,
+        _ if name.ends_with("ssm_a.weight") => FileLayout::NegativeLog,
         _ => gates_first(name, n_heads),
     },
     gguf_stored: gates_first,
@@ -63,10 +63,10 @@ pub(super) const QWEN35_MOE: Architecture = Architecture {
 };
 
 /// Files store a head's queries before its gates.
-fn gates_first(name: &str, n_heads: u32) -> Stored {
+fn gates_first(name: &str, n_heads: u32) -> FileLayout {
     match name.ends_with(".attn_q.weight") {
-        true => Stored::ByHead { n_heads, kinds: &[1, 0] },
-        false => Stored::AsRead,
+        true => FileLayout::ByHead { n_heads, kinds: &[1, 0] },
+        false => FileLayout::AsRead,
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use super::plan::{Plan, PlannedTensor, set_type, target, written};
+use super::plan::{ConvertPlan, PlannedTensor, set_type, target, written};
 use super::{Order, QuantizeOptions, vocab};
 use crate::error::Error;
 use crate::formats::config_json::ConfigJson;
@@ -14,7 +14,7 @@ use crate::formats::gguf_writer::GgufHeader;
 use crate::formats::{BlockType, TensorInfo};
 use crate::kernels::{RopeScaling, RopeStyle, rope_table};
 use crate::load::architectures::Architecture;
-use crate::load::catalog::Stored;
+use crate::load::catalog::FileLayout;
 use crate::load::huggingface::{CONFIG, read};
 use crate::load::{FileBytes, ModelFile, ModelShape, gguf};
 use crate::model::{ModelConfig, WeightSource};
@@ -24,7 +24,7 @@ const KNOWN: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"
 const ROPE_FREQS: &str = "rope_freqs.weight";
 
 /// The plan of the output for a folder.
-pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<Plan, Error> {
+pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<ConvertPlan, Error> {
     let folder = if input.is_dir() { input } else { input.parent().unwrap_or(Path::new(".")) };
     let ModelFile { header: model, files } = ModelFile::open(input)?;
     let in_folder = |error: Error| error.in_folder(folder);
@@ -62,7 +62,7 @@ pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<Plan, Erro
     set_type(&mut header, options)?;
 
     let tied = json.get_bool("tie_word_embeddings").map_err(in_folder)?.unwrap_or(architecture.tied);
-    let mut plan = Plan { header, tensors: vec![], files, paths: vec![folder.to_owned()] };
+    let mut plan = ConvertPlan { header, tensors: vec![], files, paths: vec![folder.to_owned()] };
     plan.paths.resize(plan.files.len(), folder.to_owned());
     let mut factors = gguf::ConfigData::default();
     if let Some(rope) = config.ropes.first()
@@ -78,7 +78,7 @@ pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<Plan, Erro
         factors.push((ROPE_FREQS.to_owned(), data.clone()));
         plan.files.push(FileBytes::Owned(data));
         plan.paths.push(folder.to_owned());
-        let (stored, order) = (Stored::AsRead, Order::Same);
+        let (stored, order) = (FileLayout::AsRead, Order::Same);
         plan.tensors.push(PlannedTensor { written, file, source, stored, order, adds_one: false });
     }
     let mut entries: Vec<_> = model.catalog.entries().collect();
@@ -92,7 +92,7 @@ pub(super) fn plan(input: &Path, options: &QuantizeOptions) -> Result<Plan, Erro
         let written = written(&mut plan.header, name, &shape, source.block_type, to, options).map_err(in_folder)?;
         let is_rotated = [".attn_q.", ".attn_k."].iter().any(|part| name.contains(part));
         let order = if is_rotated { order } else { Order::Same };
-        let adds_one = stored == Stored::LessOne;
+        let adds_one = stored == FileLayout::LessOne;
         plan.tensors.push(PlannedTensor { written, file, source: source.clone(), stored, order, adds_one });
     }
     check(&plan, config, &factors).map_err(in_folder)?;
@@ -164,7 +164,7 @@ fn set_keys(header: &mut GgufHeader, architecture: &str, name: &str, config: &Mo
 }
 
 /// Reads the header back as a GGUF file and compares the result with the folder's configuration.
-fn check(plan: &Plan, config: &ModelConfig, factors: &gguf::ConfigData) -> Result<(), Error> {
+fn check(plan: &ConvertPlan, config: &ModelConfig, factors: &gguf::ConfigData) -> Result<(), Error> {
     // The only data read are the factors, given separately.
     let header = plan.header.to_bytes();
     let gguf = Gguf::parse(&header, crate::formats::UNKNOWN_LEN)?;

@@ -113,12 +113,12 @@ fn gguf(bytes: &[u8]) -> Result<HashMap<String, Vec<f32>>, Error> {
 }
 
 /// Reads the older format; each length is checked against the remaining bytes before allocation.
-struct Cursor<'a> {
+struct ByteCursor<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> ByteCursor<'a> {
     fn take(&mut self, len: usize, field: &str) -> Result<&'a [u8], Error> {
         let left = self.bytes.len() - self.at;
         let taken = self.at.checked_add(len).and_then(|end| self.bytes.get(self.at..end));
@@ -139,7 +139,7 @@ impl<'a> Cursor<'a> {
 }
 
 fn dat(bytes: &[u8]) -> Result<HashMap<String, Vec<f32>>, Error> {
-    let mut cursor = Cursor { bytes, at: 0 };
+    let mut cursor = ByteCursor { bytes, at: 0 };
     let n_entries = cursor.count("number of entries")?;
     if n_entries == 0 {
         return Err(wrong("number of entries", 0, "1 or more, or a GGUF file", 0));

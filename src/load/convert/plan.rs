@@ -8,11 +8,11 @@ use crate::formats::gguf::{Gguf, Value};
 use crate::formats::gguf_writer::GgufHeader;
 use crate::formats::{BlockType, TensorInfo};
 use crate::load::FileBytes;
-use crate::load::catalog::{Stored, check_type};
+use crate::load::catalog::{FileLayout, check_type};
 use crate::load::{gguf, is_of_folder, shards};
 
 /// Plan of an output file.
-pub(super) struct Plan {
+pub(super) struct ConvertPlan {
     pub header: GgufHeader,
     /// Tensors in output order.
     pub tensors: Vec<PlannedTensor>,
@@ -27,7 +27,7 @@ pub(super) struct PlannedTensor {
     /// Number of its input file.
     pub file: usize,
     pub source: TensorInfo,
-    pub stored: Stored,
+    pub stored: FileLayout,
     pub order: Order,
     /// Whether to add 1 to each value.
     pub adds_one: bool,
@@ -40,17 +40,17 @@ impl PlannedTensor {
     }
 }
 
-impl Plan {
+impl ConvertPlan {
     /// The plan for `input`.
-    pub fn of(input: &Path, options: &QuantizeOptions) -> Result<Plan, Error> {
+    pub fn of(input: &Path, options: &QuantizeOptions) -> Result<ConvertPlan, Error> {
         match is_of_folder(input) {
             true => folder::plan(input, options),
-            false => Plan::of_gguf(input, options).map_err(|error| error.in_file(input)),
+            false => ConvertPlan::of_gguf(input, options).map_err(|error| error.in_file(input)),
         }
     }
 
     /// Merges all shards of a GGUF file.
-    fn of_gguf(input: &Path, options: &QuantizeOptions) -> Result<Plan, Error> {
+    fn of_gguf(input: &Path, options: &QuantizeOptions) -> Result<ConvertPlan, Error> {
         let read = |path: &Path| {
             let (found, file) = map(path)?;
             let shard = Gguf::parse(&file, file.len() as u64).map_err(|error| error.in_file(path))?;
@@ -83,11 +83,11 @@ impl Plan {
                     check_type("gguf", source)?;
                 }
                 let written = written(&mut header, &source.name, &source.shape, kept, to, options)?;
-                let (source, stored, order) = (source.clone(), Stored::AsRead, Order::Same);
+                let (source, stored, order) = (source.clone(), FileLayout::AsRead, Order::Same);
                 tensors.push(PlannedTensor { written, file, source, stored, order, adds_one: false });
             }
         }
-        Ok(Plan { header, tensors, files, paths })
+        Ok(ConvertPlan { header, tensors, files, paths })
     }
 }
 

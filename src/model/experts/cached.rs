@@ -1,7 +1,7 @@
 //! Expert cache of a layer: slots on the device for some experts, with matrices as for a layer with that many
 //! experts. The host assigns experts to slots and replaces the numbers that `route` chose.
 
-use super::{ExpertWeights, Matrices, Part, Tensors, routed};
+use super::{ExpertMatrix, ExpertWeights, Matrices, Tensors, routed};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::matrix::Matrix;
@@ -41,7 +41,7 @@ pub(crate) struct ExpertPart {
 impl ExpertWeights {
     /// Whether experts can share slots: all routed ones have the same types and none shares a word of memory with
     /// its neighbour.
-    pub(crate) fn may_be_kept(&self, n_experts: u32) -> bool {
+    pub(crate) fn can_be_cached(&self, n_experts: u32) -> bool {
         self.matrices.parts().all(|part| {
             let is_apart = part.first_expert == 0 || part.first_expert >= n_experts;
             is_apart && part.matrix.are_apart(part.rows)
@@ -52,7 +52,7 @@ impl ExpertWeights {
     pub(crate) fn slot_bytes(&self, n_experts: u32) -> [u64; 2] {
         /// See [`Tensor::declare`].
         const ROUNDED: u64 = 16;
-        let of_parts = self.matrices.parts().map(|Part { first_expert, rows, matrix, .. }| {
+        let of_parts = self.matrices.parts().map(|ExpertMatrix { first_expert, rows, matrix, .. }| {
             let of_each = matrix.bytes_of(*rows);
             let n_shared = (first_expert + matrix.rows() / rows).saturating_sub(n_experts.max(*first_expert));
             let slot = if *first_expert < n_experts { of_each } else { 0 };
@@ -209,7 +209,7 @@ impl CachedExperts {
         let mut copies = Vec::new();
         for (kept, all) in self.matrices.parts().zip(self.all.parts()) {
             for (expert, slot) in &there {
-                let row = |part: &Part, place: u32| Some(place.checked_sub(part.first_expert)? * part.rows);
+                let row = |part: &ExpertMatrix, place: u32| Some(place.checked_sub(part.first_expert)? * part.rows);
                 // A part only has the experts of its types.
                 let from = row(kept, *slot).and_then(|row| kept.matrix.words_of(row, kept.rows));
                 let to = row(all, *expert).and_then(|row| all.matrix.words_of(row, all.rows));

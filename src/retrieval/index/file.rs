@@ -19,7 +19,7 @@ use crate::formats::arriving::{Arriving, Sink};
 use crate::formats::own_file::{OwnFile, shown};
 use crate::formats::{BlockType, Safetensors, TensorInfo, UNKNOWN_LEN};
 use crate::matrix::{Matrix, Slab};
-use crate::saving::{Row, Saving};
+use crate::saving::{RowSize, Saving};
 
 const FORMAT: &str = "index";
 const VERSION: &str = "1";
@@ -121,32 +121,32 @@ fn layout(storage: Storage, count: u32, dims: u32) -> Vec<(&'static str, BlockTy
 
 /// The tensors with one row per vector.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum RowTensor {
     Vectors,
     Scales,
 }
 
 /// In file order.
-fn parts(storage: Storage) -> impl Iterator<Item = Part> {
-    [Part::Vectors, Part::Scales].into_iter().take(if storage == Storage::Int8 { 2 } else { 1 })
+fn parts(storage: Storage) -> impl Iterator<Item = RowTensor> {
+    [RowTensor::Vectors, RowTensor::Scales].into_iter().take(if storage == Storage::Int8 { 2 } else { 1 })
 }
 
-impl Part {
-    fn row(self, dims: u32, storage: Storage) -> Row {
+impl RowTensor {
+    fn row(self, dims: u32, storage: Storage) -> RowSize {
         let (dims, cols) = (dims as usize, storage.cols(dims) as usize);
         match self {
-            Part::Vectors => {
+            RowTensor::Vectors => {
                 let number_bytes = number_type(storage).block_bytes() as usize;
-                Row { words: cols * number_bytes / 4, kept_bytes: dims * number_bytes }
+                RowSize { words: cols * number_bytes / 4, kept_bytes: dims * number_bytes }
             }
-            Part::Scales => Row { words: cols / BLOCK / 2, kept_bytes: dims.div_ceil(BLOCK) * 2 },
+            RowTensor::Scales => RowSize { words: cols / BLOCK / 2, kept_bytes: dims.div_ceil(BLOCK) * 2 },
         }
     }
 
     /// The slab and offset of a shard's first row.
     fn place(self, vectors: &Matrix) -> Result<(&Slab, usize), Error> {
         let slab = vectors.only_slab("index")?;
-        Ok((slab, if self == Part::Vectors { 0 } else { vectors.quants_words(slab) as usize }))
+        Ok((slab, if self == RowTensor::Vectors { 0 } else { vectors.quants_words(slab) as usize }))
     }
 }
 
@@ -284,8 +284,8 @@ impl Begun {
                 self.live.extend(words.iter().map(|&word| u32::from_le_bytes(word)));
                 return Ok(4 * words.len());
             }
-            "vectors" => Part::Vectors,
-            _ => Part::Scales,
+            "vectors" => RowTensor::Vectors,
+            _ => RowTensor::Scales,
         };
         let row = part.row(self.index.dims, self.index.options.storage);
         let rows = bytes.chunks_exact(row.kept_bytes);
@@ -296,8 +296,8 @@ impl Begun {
         let padded = bytemuck::cast_slice_mut::<u32, u8>(&mut words).chunks_exact_mut(4 * row.words);
         for (id, (bytes, padded)) in (first_id..).zip(rows.zip(padded)) {
             match part {
-                Part::Vectors => self.check_vector(id, bytes)?,
-                Part::Scales => self.check_scales(tensor, id, bytes)?,
+                RowTensor::Vectors => self.check_vector(id, bytes)?,
+                RowTensor::Scales => self.check_scales(tensor, id, bytes)?,
             }
             padded[..bytes.len()].copy_from_slice(bytes);
         }
@@ -361,7 +361,7 @@ impl Begun {
         // Rounding tolerance: bytes are off by up to 1/254 of the largest number in their block.
         let tolerance = if storage == Storage::Int8 { 0.05 } else { 0.002 };
         if metric == Metric::Cosine && (square - 1.0).abs() > tolerance {
-            let row = Part::Vectors.row(self.index.dims, storage);
+            let row = RowTensor::Vectors.row(self.index.dims, storage);
             let offset = self.vectors_offset + u64::from(id) * row.kept_bytes as u64;
             let found = format!("of length {}", square.sqrt());
             return Err(self.own.broken(format!("record {id}"), offset, "a vector of length 1", found));
@@ -381,7 +381,7 @@ impl Begun {
 
 impl Index {
     /// Writes rows in device layout from `first_id` on.
-    fn write_part(&self, part: Part, first_id: u32, words: &[u32], row: Row) -> Result<(), Error> {
+    fn write_part(&self, part: RowTensor, first_id: u32, words: &[u32], row: RowSize) -> Result<(), Error> {
         let end = first_id + (words.len() / row.words) as u32;
         for shard in &self.shards {
             let (first, last) = (first_id.max(shard.first_id), end.min(shard.first_id + shard.vectors.rows()));

@@ -1,6 +1,6 @@
 //! Computes components and gates from vectors, on a device.
 
-use super::weights::{Gate, Glu, Layer, Projection};
+use super::weights::{Glu, Layer, PartialGate, Projection};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -44,7 +44,7 @@ enum DenseGate {
 }
 
 /// The part of a mixture that depends on queries only, or on items only.
-pub(super) struct Encoder {
+pub(super) struct MolEncoder {
     glu: Option<(Glu, Dense)>,
     out: Dense,
     gate: DenseGate,
@@ -56,19 +56,19 @@ pub(super) struct Encoded {
     pub gates: Option<Tensor>,
 }
 
-impl Encoder {
-    pub fn new(device: &Device, projection: &Projection, glu: Glu, gate: &Gate) -> Result<Encoder, Error> {
+impl MolEncoder {
+    pub fn new(device: &Device, projection: &Projection, glu: Glu, gate: &PartialGate) -> Result<MolEncoder, Error> {
         let hidden = projection.glu.as_ref().map(|layer| Dense::new(device, "mol.glu", layer)).transpose()?;
         let gate = match gate {
-            Gate::None => DenseGate::None,
-            Gate::Linear(layer) => DenseGate::Linear(Dense::new(device, "mol.gate", layer)?),
-            Gate::Perceptron(first, second) => DenseGate::Perceptron(
+            PartialGate::None => DenseGate::None,
+            PartialGate::Linear(layer) => DenseGate::Linear(Dense::new(device, "mol.gate", layer)?),
+            PartialGate::Perceptron(first, second) => DenseGate::Perceptron(
                 Dense::new(device, "mol.gate.1", first)?,
                 Dense::new(device, "mol.gate.2", second)?,
             ),
         };
         let out = Dense::new(device, "mol.out", &projection.out)?;
-        Ok(Encoder { glu: hidden.map(|layer| (glu, layer)), out, gate })
+        Ok(MolEncoder { glu: hidden.map(|layer| (glu, layer)), out, gate })
     }
 
     /// Records the encoder on `x`, `[T, dimensions of a vector]`.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::encoder::Encoded;
-use super::{Mol, Shard};
+use super::{ItemShard, Mol};
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::kernels::{self, Linear, MolOperands, MolScores, TopStrip, merge_top, select_top, top_splits};
@@ -45,7 +45,7 @@ struct RecordedTask {
 }
 
 /// Maximum cached recordings.
-const MOST_TASKS: usize = 512;
+const MAX_TASKS: usize = 512;
 
 /// A batch of queries and its recordings, which share memory. One search at a time uses a lane.
 pub(super) struct Lane {
@@ -151,7 +151,7 @@ impl Lane {
     async fn task(&mut self, mol: &Mol, task: Task) -> Result<&RecordedTask, Error> {
         if !self.tasks.contains_key(&task) {
             let recorded = record_tested(&mol.device, || self.record(mol, task), |task| &task.recording).await?;
-            if self.tasks.len() >= MOST_TASKS {
+            if self.tasks.len() >= MAX_TASKS {
                 self.tasks.clear();
             }
             self.tasks.insert(task, recorded);
@@ -206,7 +206,7 @@ fn record_scores(
     inputs: &Inputs,
     rec: &mut Recorder,
     by: By,
-    shard: &Shard,
+    shard: &ItemShard,
     batch: u32,
 ) -> Result<Tensor, Error> {
     let scores = rec.temporary("scores", &[batch, shard.n_items as u32])?;
@@ -223,7 +223,7 @@ fn record_mixture(
     mol: &Mol,
     inputs: &Inputs,
     rec: &mut Recorder,
-    shard: &Shard,
+    shard: &ItemShard,
     what: MolScores<'_>,
     scores: &Tensor,
 ) -> Result<(), Error> {

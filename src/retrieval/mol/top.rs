@@ -12,16 +12,16 @@ fn order(a: &Hit, b: &Hit) -> Ordering {
 
 /// Keeps the `k` best hits: gathers up to `2 k`, then drops the worse half.
 #[derive(Clone, Debug)]
-pub(super) struct Top {
+pub(super) struct TopHits {
     k: usize,
     hits: Vec<Hit>,
     /// Scores below this cannot be among the best.
     bar: f32,
 }
 
-impl Top {
-    pub fn new(k: usize) -> Top {
-        Top { k, hits: Vec::new(), bar: f32::NEG_INFINITY }
+impl TopHits {
+    pub fn new(k: usize) -> TopHits {
+        TopHits { k, hits: Vec::new(), bar: f32::NEG_INFINITY }
     }
 
     pub fn push(&mut self, id: u32, score: f32) {

@@ -91,7 +91,7 @@ impl Projection {
 
 /// The part of a gate that depends on the query or the item only.
 #[derive(Clone, Debug)]
-pub(super) enum Gate {
+pub(super) enum PartialGate {
     None,
     Linear(Layer),
     /// SiLU between the layers.
@@ -142,8 +142,8 @@ pub struct MolWeights {
     pub(super) query: Projection,
     pub(super) item: Projection,
     pub(super) users: Vec<Vec<f32>>,
-    pub(super) query_gate: Gate,
-    pub(super) item_gate: Gate,
+    pub(super) query_gate: PartialGate,
+    pub(super) item_gate: PartialGate,
     pub(super) pair_gate: PairGate,
 }
 
@@ -154,7 +154,7 @@ impl MolWeights {
     /// [`Error::Format`] if the file breaks the format, or a tensor is missing or has the wrong shape;
     /// [`Error::Config`] if metadata is missing or wrong, or [`MolForm::check`] refuses the form.
     pub fn from_safetensors(file: &[u8]) -> Result<MolWeights, Error> {
-        let mut filling = Filling::default();
+        let mut filling = ArrivedFile::default();
         Arriving::read(file, &mut filling)?;
         filling.weights()
     }
@@ -173,13 +173,13 @@ impl MolWeights {
 /// Reads weights from a file that arrives in pieces. Keeps only the tensors' numbers in memory.
 pub struct MolLoader {
     arriving: Arriving,
-    filling: Filling,
+    filling: ArrivedFile,
 }
 
 impl MolLoader {
     /// A loader for a file of `file_len` bytes, if known.
     pub fn new(file_len: Option<u64>) -> MolLoader {
-        MolLoader { arriving: Arriving::new(file_len.unwrap_or(UNKNOWN_LEN)), filling: Filling::default() }
+        MolLoader { arriving: Arriving::new(file_len.unwrap_or(UNKNOWN_LEN)), filling: ArrivedFile::default() }
     }
 
     /// Offset of the next bytes that the loader needs; `None` when complete. Offsets only grow.
@@ -218,16 +218,16 @@ const ANCHOR: &str = "_query_embeddings_fn.";
 
 /// The part of the file that has arrived.
 #[derive(Default)]
-struct Filling(Option<File>);
+struct ArrivedFile(Option<WeightFile>);
 
-struct File {
+struct WeightFile {
     header: Safetensors,
     prefix: String,
     /// Tensors' numbers by name; each is taken once.
     numbers: RefCell<HashMap<String, Vec<f32>>>,
 }
 
-impl Filling {
+impl ArrivedFile {
     fn weights(self) -> Result<MolWeights, Error> {
         match self.0 {
             Some(file) => file.weights(),
@@ -236,13 +236,13 @@ impl Filling {
     }
 }
 
-impl Sink for Filling {
+impl Sink for ArrivedFile {
     fn begin(&mut self, header: Safetensors) -> Result<Vec<TensorInfo>, Error> {
         let prefix = header.tensors.iter().find_map(|tensor| tensor.name.find(ANCHOR).map(|at| &tensor.name[..at]));
         let prefix = prefix.unwrap_or_default().to_string();
         let mut wanted: Vec<TensorInfo> = header.tensors.iter().filter(|info| is_number(info)).cloned().collect();
         crate::sort::by_key(&mut wanted, |info| info.offset);
-        self.0 = Some(File { header, prefix, numbers: RefCell::default() });
+        self.0 = Some(WeightFile { header, prefix, numbers: RefCell::default() });
         Ok(wanted)
     }
 
@@ -263,7 +263,7 @@ fn is_number(info: &TensorInfo) -> bool {
     matches!(info.block_type, BlockType::F32 | BlockType::F16 | BlockType::BF16)
 }
 
-impl File {
+impl WeightFile {
     /// A metadata value parsed by `read`; `usual` if the key is absent.
     fn value<T>(
         &self,
@@ -385,16 +385,16 @@ impl File {
     }
 
     /// Two layers, numbered `first` and `first + 2`.
-    fn perceptron(&self, name: &str, first: u32, [n_in, n_out]: [u32; 2]) -> Result<Gate, Error> {
+    fn perceptron(&self, name: &str, first: u32, [n_in, n_out]: [u32; 2]) -> Result<PartialGate, Error> {
         let (one, two) = (format!("{name}.{first}"), format!("{name}.{}", first + 2));
-        let Some(layer) = self.layer(&one)? else { return Ok(Gate::None) };
+        let Some(layer) = self.layer(&one)? else { return Ok(PartialGate::None) };
         let Some(second) = self.layer(&two)? else {
             self.expect(&one, &layer, n_out, Some(n_in))?;
-            return Ok(Gate::Linear(layer));
+            return Ok(PartialGate::Linear(layer));
         };
         self.expect(&one, &layer, layer.n_out, Some(n_in))?;
         self.expect(&two, &second, n_out, Some(layer.n_out))?;
-        Ok(Gate::Perceptron(layer, second))
+        Ok(PartialGate::Perceptron(layer, second))
     }
 
     fn weights(&self) -> Result<MolWeights, Error> {
@@ -480,8 +480,8 @@ impl File {
                 let name = "_gating_fn._item_only_partial_module";
                 let item_gate = self.perceptron(name, 1, [item_dim, pairs])?;
                 let pair_gate = match self.perceptron("_gating_fn._qi_partial_module", 1, [pairs, pairs])? {
-                    Gate::None => PairGate { b2: vec![0.0; pairs as usize], ..PairGate::default() },
-                    Gate::Linear(layer) => {
+                    PartialGate::None => PairGate { b2: vec![0.0; pairs as usize], ..PairGate::default() },
+                    PartialGate::Linear(layer) => {
                         // Represented as an identity hidden layer.
                         form.hidden = pairs;
                         form.activation = MolActivation::Identity;
@@ -489,13 +489,13 @@ impl File {
                         let w2 = (0..n * n).map(|i| if i / n == i % n { 1.0 } else { 0.0 }).collect();
                         PairGate { w1: layer.w, b1: layer.b, w2, b2: vec![0.0; n] }
                     }
-                    Gate::Perceptron(first, second) => {
+                    PartialGate::Perceptron(first, second) => {
                         form.hidden = first.n_out;
                         form.activation = MolActivation::Silu;
                         PairGate { w1: first.w, b1: first.b, w2: second.w, b2: second.b }
                     }
                 };
-                let has_none = |gate: &Gate| matches!(gate, Gate::None);
+                let has_none = |gate: &PartialGate| matches!(gate, PartialGate::None);
                 let is_product = combination != Combination::Sum;
                 if is_product && (has_none(&query_gate) || has_none(&item_gate) || form.hidden == 0) {
                     return Err(Error::Config {
@@ -509,14 +509,14 @@ impl File {
             Pairing::Aligned => {
                 let name = "_gating_fn._pair_module";
                 let gate = self.perceptron(name, 0, [query_dim.saturating_add(item_dim), pairs])?;
-                let Gate::Perceptron(first, second) = gate else {
+                let PartialGate::Perceptron(first, second) = gate else {
                     return Err(self.missing(&format!("{name}.2.weight")));
                 };
                 form.hidden = first.n_out;
                 let of_query = first.part(0, query_dim, true);
                 let of_item = first.part(query_dim, item_dim, false);
                 let pair_gate = PairGate { w2: second.w, b2: second.b, ..PairGate::default() };
-                (Gate::Linear(of_query), Gate::Linear(of_item), pair_gate)
+                (PartialGate::Linear(of_query), PartialGate::Linear(of_item), pair_gate)
             }
         };
         form.check().map_err(|error| Error::Config {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{File, Named, check_literal, flag, kind, not_ours, steps, surroundings};
+use super::{ConfiguredIds, TokenizerFile, check_literal, flag, kind, not_ours, steps, surroundings};
 use crate::error::Error;
 use crate::tokenizer::spm::ESCAPED_SPACE;
 use crate::tokenizer::vocab::{TokenType, Vocab};
@@ -13,7 +13,7 @@ const CONTINUES: &str = "##";
 
 /// # Errors
 /// [`Error::Unsupported`] naming an unsupported component.
-pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
+pub(super) fn load(file: &TokenizerFile, named: &ConfiguredIds) -> Result<Tokenizer, Error> {
     let (json, model) = (&file.json, file.model());
     let known = |is_known: bool, field: &str, ours: &str| {
         if is_known { Ok(()) } else { Err(not_ours(field, "another one", ours)) }

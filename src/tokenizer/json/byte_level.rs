@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
-use super::{File, Named, check_literal, flag, has_affixes, kind, not_ours, steps, surroundings};
+use super::{ConfiguredIds, TokenizerFile, check_literal, flag, has_affixes, kind, not_ours, steps, surroundings};
 use crate::error::Error;
 use crate::tokenizer::Tokenizer;
-use crate::tokenizer::pre_tokenizer::{PreTokenizer, Step};
+use crate::tokenizer::pre_tokenizer::{PreTokenizer, PreTokenizerStep};
 use crate::tokenizer::vocab::Vocab;
 
 /// # Errors
 /// [`Error::Unsupported`] naming an unsupported component.
-pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
+pub(super) fn load(file: &TokenizerFile, named: &ConfiguredIds) -> Result<Tokenizer, Error> {
     let (json, model) = (&file.json, file.model());
     if has_affixes(model) || flag(model, "byte_fallback", false) {
         return Err(not_ours("model", "affixes or byte fallback", "byte-level BPE without these"));
@@ -64,7 +64,7 @@ fn pre_tokenizer(component: Option<&Value>, nfc: bool, ignore_merges: bool) -> R
         match kind(step) {
             "ByteLevel" if !spelled && !flag(step, "add_prefix_space", true) => {
                 spelled = true;
-                steps.extend(flag(step, "use_regex", true).then_some(Step::Gpt2));
+                steps.extend(flag(step, "use_regex", true).then_some(PreTokenizerStep::Gpt2));
             }
             "Split" => {
                 let regex = isolating_regex(step).ok_or_else(|| refuse("Split that isolates a regular expression"))?;
@@ -72,12 +72,14 @@ fn pre_tokenizer(component: Option<&Value>, nfc: bool, ignore_merges: bool) -> R
                 if spelled && regex != "[0-9][0-9][0-9]" {
                     return Err(refuse("no such step after ByteLevel"));
                 }
-                steps.push(Step::Regex(regex));
+                steps.push(PreTokenizerStep::Regex(regex));
             }
-            "Digits" if !spelled => steps.push(Step::Digits { each: flag(step, "individual_digits", false) }),
+            "Digits" if !spelled => {
+                steps.push(PreTokenizerStep::Digits { each: flag(step, "individual_digits", false) })
+            }
             "Punctuation" if !spelled => match step.get("behavior").and_then(Value::as_str) {
-                None | Some("Isolated") => steps.push(Step::Punctuation { each: true }),
-                Some("Contiguous") => steps.push(Step::Punctuation { each: false }),
+                None | Some("Isolated") => steps.push(PreTokenizerStep::Punctuation { each: true }),
+                Some("Contiguous") => steps.push(PreTokenizerStep::Punctuation { each: false }),
                 _ => return Err(refuse("Isolated or Contiguous Punctuation")),
             },
             _ => return Err(refuse("Split, Digits and Punctuation, then ByteLevel without a space prefix")),
@@ -87,7 +89,7 @@ fn pre_tokenizer(component: Option<&Value>, nfc: bool, ignore_merges: bool) -> R
         return Err(refuse("no ByteLevel", "one"));
     }
     PreTokenizer::by_steps(&steps, nfc, ignore_merges).map_err(|step| match step {
-        Step::Regex(expression) => refuse(expression, "the expressions of known models"),
+        PreTokenizerStep::Regex(expression) => refuse(expression, "the expressions of known models"),
         _ => refuse("an unknown step", "the steps of known models"),
     })
 }

@@ -5,15 +5,15 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::parts::{ModelVocab, Parts, strict_flag};
-use super::{File, Named, has_affixes, not_ours};
+use super::parts::{ModelVocab, PipelineParts, strict_flag};
+use super::{ConfiguredIds, TokenizerFile, has_affixes, not_ours};
 use crate::error::Error;
 use crate::tokenizer::bpe::{self, Bpe, Characters};
 use crate::tokenizer::{Algorithm, Tokenizer};
 
 /// # Errors
 /// [`Error::Unsupported`] naming an unsupported component.
-pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
+pub(super) fn load(file: &TokenizerFile, named: &ConfiguredIds) -> Result<Tokenizer, Error> {
     let model = file.model();
     if has_affixes(model) {
         return Err(not_ours("model", "tokens that continue or end words", "BPE without these"));
@@ -22,7 +22,7 @@ pub(super) fn load(file: &File, named: &Named) -> Result<Tokenizer, Error> {
         return Err(not_ours("model.vocab", "not an object", "an object of ids"));
     }
     let vocab = ModelVocab::new(file);
-    let parts = Parts::new(file, &vocab)?;
+    let parts = PipelineParts::new(file, &vocab)?;
     let characters = Characters {
         ids: characters(&vocab),
         byte_ids: vocab.byte_ids(model)?,

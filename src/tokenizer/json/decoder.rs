@@ -11,7 +11,7 @@ use crate::tokenizer::vocab::parse_byte;
 
 /// A file's decoder steps for one token.
 #[derive(Debug)]
-pub(super) struct Decoder {
+pub(super) struct DecoderSteps {
     replacements: Vec<(String, String)>,
     spelling: Spelling,
     byte_fallback: bool,
@@ -30,11 +30,11 @@ enum Spelling {
     },
 }
 
-impl Decoder {
+impl DecoderSteps {
     /// # Errors
     /// [`Error::Unsupported`] for a step that needs more than one token.
     pub fn new(component: Option<&Value>) -> Result<Self, Error> {
-        let mut decoder = Decoder {
+        let mut decoder = DecoderSteps {
             replacements: Vec::new(),
             spelling: Spelling::Plain,
             byte_fallback: false,
@@ -44,7 +44,7 @@ impl Decoder {
         if steps.is_empty() {
             // Without steps the crate joins tokens with spaces.
             let words = Spelling::Words { prefix: String::new(), cleanup: false };
-            return Ok(Decoder { spelling: words, strip: Strip::Spaces(1), ..decoder });
+            return Ok(DecoderSteps { spelling: words, strip: Strip::Spaces(1), ..decoder });
         }
         let mut fused = false;
         for step in steps {

@@ -1,6 +1,6 @@
 //! Pipelines that run in the `tokenizers` crate.
 //!
-//! Only for encoding: decoding needs pieces that are independent of the tokens after them ([`Decoder`]).
+//! Only for encoding: decoding needs pieces that are independent of the tokens after them ([`DecoderSteps`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -8,10 +8,10 @@ use std::sync::{Arc, OnceLock};
 use serde_json::Value;
 use tokenizers::Tokenizer as Pipeline;
 
-use super::decoder::Decoder;
-use super::{File, Named};
+use super::decoder::DecoderSteps;
+use super::{ConfiguredIds, TokenizerFile};
 use crate::error::Error;
-use crate::tokenizer::decode::Pieces;
+use crate::tokenizer::decode::TokenPieces;
 use crate::tokenizer::vocab::{TokenType, fault, shown};
 use crate::tokenizer::{EncodeOptions, Encoder, PairTemplate, Tokenizer, roles};
 
@@ -28,9 +28,9 @@ pub(crate) struct ForeignEncoder {
     max_text_bytes: usize,
 }
 
-pub(super) fn load(file: File, named: &Named) -> Result<Tokenizer, Error> {
-    let File { mut json, tokens } = file;
-    let decoder = Decoder::new(json.get("decoder"))?;
+pub(super) fn load(file: TokenizerFile, named: &ConfiguredIds) -> Result<Tokenizer, Error> {
+    let TokenizerFile { mut json, tokens } = file;
+    let decoder = DecoderSteps::new(json.get("decoder"))?;
     let backtracks = uses_lookaround(json.get("normalizer")) || uses_lookaround(json.get("pre_tokenizer"));
     if let Some(fields) = json.as_object_mut() {
         // The caller handles length; this also removes values on which the crate would panic.
@@ -71,13 +71,13 @@ pub(super) fn load(file: File, named: &Named) -> Result<Tokenizer, Error> {
         message_end_id: roles::message_end(find),
         notices: Vec::new(),
         bos_id: named.bos_id,
-        pieces: Arc::new(Pieces::new(pieces.into_iter(), decoder.strip)),
+        pieces: Arc::new(TokenPieces::new(pieces.into_iter(), decoder.strip)),
         encoder: Encoder::Foreign(Box::new(foreign)),
     })
 }
 
 impl ForeignEncoder {
-    pub fn encode(&self, text: &str, options: EncodeOptions, pieces: &Pieces) -> Result<Vec<u32>, Error> {
+    pub fn encode(&self, text: &str, options: EncodeOptions, pieces: &TokenPieces) -> Result<Vec<u32>, Error> {
         if text.len() > self.max_text_bytes {
             let expected = format!("at most {} bytes with this tokenizer", self.max_text_bytes);
             return Err(fault("text", expected, format!("{} bytes", text.len())));

@@ -7,29 +7,29 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::Value;
 
-use super::decoder::Decoder;
-use super::{File, Named, added_tokens, kind, not_ours, steps, surroundings};
+use super::decoder::DecoderSteps;
+use super::{ConfiguredIds, TokenizerFile, added_tokens, kind, not_ours, steps, surroundings};
 use crate::error::Error;
 use crate::tokenizer::charsmap::Charsmap;
-use crate::tokenizer::decode::{Pieces, Strip};
-use crate::tokenizer::pipeline::{Cut, Pipeline, Prepend, Rewrite, rewrite};
-use crate::tokenizer::special::{Matchers, Rule};
+use crate::tokenizer::decode::{Strip, TokenPieces};
+use crate::tokenizer::pipeline::{Cut, Prepend, Rewrite, TokenizerPipeline, rewrite};
+use crate::tokenizer::special::{Matchers, SpecialRule};
 use crate::tokenizer::vocab::{TokenType, Vocab, fault, shown};
 use crate::tokenizer::{Algorithm, Surroundings, Tokenizer, roles};
 
 /// A pipeline without its model.
-pub(super) struct Parts {
-    pipeline: Pipeline,
+pub(super) struct PipelineParts {
+    pipeline: TokenizerPipeline,
     /// Tokens found in unnormalised text.
     tokens: Matchers,
-    pieces: Pieces,
+    pieces: TokenPieces,
     around: Surroundings,
 }
 
-impl Parts {
+impl PipelineParts {
     /// # Errors
     /// [`Error::Unsupported`] naming an unsupported component.
-    pub fn new(file: &File, vocab: &ModelVocab) -> Result<Self, Error> {
+    pub fn new(file: &TokenizerFile, vocab: &ModelVocab) -> Result<Self, Error> {
         let json = &file.json;
         let rewrites = rewrites(json.get("normalizer"))?;
         let added = Added::all(json, vocab, &rewrites)?;
@@ -38,21 +38,21 @@ impl Parts {
             let tokens = added.iter().filter(move |token| token.normalized == normalized);
             Matchers::by_rule(tokens.map(|token| (token.id, token.text.as_str(), token.rule)))
         };
-        Ok(Parts {
+        Ok(PipelineParts {
             pieces: pieces(file, &added)?,
             around: surroundings(json.get("post_processor"))?,
             tokens: matchers(false)?,
-            pipeline: Pipeline { tokens: matchers(true)?, rewrites, cuts },
+            pipeline: TokenizerPipeline { tokens: matchers(true)?, rewrites, cuts },
         })
     }
 
     /// The tokenizer with the model that `model` builds from the pipeline.
     pub fn tokenizer(
         self,
-        file: &File,
-        named: &Named,
+        file: &TokenizerFile,
+        named: &ConfiguredIds,
         unk_id: Option<u32>,
-        model: impl FnOnce(Pipeline) -> Algorithm,
+        model: impl FnOnce(TokenizerPipeline) -> Algorithm,
     ) -> Result<Tokenizer, Error> {
         let vocab = Vocab {
             tokens: file.tokens.iter().map(|token| token.text.clone()).collect(),
@@ -78,7 +78,7 @@ pub(super) struct ModelVocab<'j> {
 }
 
 impl<'j> ModelVocab<'j> {
-    pub fn new(file: &'j File) -> Self {
+    pub fn new(file: &'j TokenizerFile) -> Self {
         let vocab = file.model().get("vocab");
         let is_there = |id: u32, text: &str| match vocab {
             Some(Value::Object(ids)) => ids.contains_key(text),
@@ -123,7 +123,7 @@ struct Added {
     /// The text to find: normalised if `normalized`.
     text: String,
     normalized: bool,
-    rule: Rule,
+    rule: SpecialRule,
 }
 
 impl Added {
@@ -147,7 +147,7 @@ impl Added {
             if text.is_empty() || !seen.insert((normalized, text.clone())) {
                 return Err(refuse("tokens that stay distinct and non-empty when normalized"));
             }
-            let rule = Rule {
+            let rule = SpecialRule {
                 special: flag("special")?,
                 single_word: flag("single_word")?,
                 lstrip: flag("lstrip")?,
@@ -261,7 +261,7 @@ fn pattern(step: &Value) -> Option<String> {
 }
 
 /// The decoded pieces of all tokens.
-fn pieces(file: &File, added: &[Added]) -> Result<Pieces, Error> {
+fn pieces(file: &TokenizerFile, added: &[Added]) -> Result<TokenPieces, Error> {
     let component = file.json.get("decoder");
     let kinds: Vec<&str> = steps(component, "decoders").into_iter().map(kind).collect();
     let order: Option<Vec<usize>> =
@@ -273,7 +273,7 @@ fn pieces(file: &File, added: &[Added]) -> Result<Pieces, Error> {
     if !(in_order || kinds == ["Metaspace"]) {
         return Err(refuse(&kinds.join(", ")));
     }
-    let decoder = Decoder::new(component)?;
+    let decoder = DecoderSteps::new(component)?;
     let rewritten: HashMap<u32, &str> = added.iter().map(|token| (token.id, token.text.as_str())).collect();
     let texts = || {
         (0u32..)
@@ -285,7 +285,7 @@ fn pieces(file: &File, added: &[Added]) -> Result<Pieces, Error> {
         return Err(refuse(&format!("Metaspace with a space in the token {}", shown(text))));
     }
     let pieces = texts().map(|(id, text, kind)| (decoder.piece(id, text), kind));
-    Ok(Pieces::new(pieces, decoder.strip))
+    Ok(TokenPieces::new(pieces, decoder.strip))
 }
 
 /// An optional flag, strictly a bool.

@@ -96,7 +96,7 @@ mod tests {
 
     /// Compares every character with a regex engine's classes.
     #[test]
-    fn classes_are_those_of_a_regex_engine() {
+    fn character_classes_match_a_regex_engine() {
         type Class = fn(char) -> bool;
         let classes: [(&str, Class); 11] = [
             (r"\p{L}", is_letter),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_read_as_they_are_written() {
+    fn bracket_class_syntax_is_parsed() {
         let found: String = ('\0'..='\u{FF}').filter(|&c| is_in("!a-cx-µ-", c) && c.is_ascii()).collect();
         assert_eq!(found, "!-abcxyz{|}~\u{7f}");
     }

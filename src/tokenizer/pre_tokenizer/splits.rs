@@ -9,13 +9,13 @@ use super::words::{
 use crate::tokenizer::special::is_word;
 
 /// A step: passes the pieces of a text to a function in order; concatenated they are the text.
-pub(in crate::tokenizer) type Cut = for<'t> fn(&'t str, &mut dyn FnMut(&'t str));
+pub(in crate::tokenizer) type CutFn = for<'t> fn(&'t str, &mut dyn FnMut(&'t str));
 
 /// A step with its expression as files spell it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Split {
     pub expression: &'static str,
-    pub cut: Cut,
+    pub cut: CutFn,
 }
 
 // Contents of brackets in expressions, also used by `is_in`.

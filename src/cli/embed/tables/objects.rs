@@ -12,7 +12,7 @@ use arrow_array::{
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use serde_json::{Map, Value};
 
-use super::super::error::Fault;
+use super::super::error::RecordFault;
 
 type Object = Map<String, Value>;
 
@@ -57,13 +57,15 @@ fn common(a: &DataType, b: &DataType) -> DataType {
 }
 
 /// The first field of an object that does not fit the columns.
-pub fn misfit(object: &Object, schema: &Schema) -> Option<Fault> {
+pub fn misfit(object: &Object, schema: &Schema) -> Option<RecordFault> {
     object.iter().find_map(|(name, value)| {
         let Ok(field) = schema.field_with_name(name) else {
-            return Some(Fault::value(name, "new", "a field of the first records"));
+            return Some(RecordFault::value(name, "new", "a field of the first records"));
         };
         let fits = common(&type_of(value), field.data_type()) == *field.data_type();
-        (!fits).then(|| Fault::value(name, value.to_string(), format!("{} as in earlier records", field.data_type())))
+        (!fits).then(|| {
+            RecordFault::value(name, value.to_string(), format!("{} as in earlier records", field.data_type()))
+        })
     })
 }
 

@@ -12,7 +12,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 
-use super::super::output::Sink;
+use super::super::output::OutputSink;
 
 /// Size of a row group in bytes, which is kept in memory until it is full.
 const ROW_GROUP_BYTES: usize = 128 << 20;
@@ -36,11 +36,11 @@ pub fn read(file: File, batch_size: usize) -> Result<(SchemaRef, ParquetRecordBa
 }
 
 /// Writes tables.
-pub struct Writer(Box<ArrowWriter<Sink>>);
+pub struct ParquetWriter(Box<ArrowWriter<OutputSink>>);
 
-impl Writer {
+impl ParquetWriter {
     /// For tables of `schema`; `vectors` is the vector column.
-    pub fn new(sink: Sink, schema: &SchemaRef, vectors: &str) -> Result<Writer, ParquetError> {
+    pub fn new(sink: OutputSink, schema: &SchemaRef, vectors: &str) -> Result<ParquetWriter, ParquetError> {
         // Elements of vectors hardly repeat, and their ranges are of no use.
         let vectors = ColumnPath::new(vec![vectors.into(), "list".into(), "item".into()]);
         let properties = WriterProperties::builder()
@@ -53,7 +53,7 @@ impl Writer {
         for (key, value) in schema.metadata() {
             writer.append_key_value_metadata(KeyValue::new(key.clone(), value.clone()));
         }
-        Ok(Writer(Box::new(writer)))
+        Ok(ParquetWriter(Box::new(writer)))
     }
 
     pub fn write(&mut self, table: &RecordBatch) -> Result<(), ParquetError> {
@@ -61,7 +61,7 @@ impl Writer {
     }
 
     /// Writes the footer.
-    pub fn finish(self) -> Result<Sink, ParquetError> {
+    pub fn finish(self) -> Result<OutputSink, ParquetError> {
         self.0.into_inner()
     }
 }
