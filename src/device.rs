@@ -565,7 +565,7 @@ impl Device {
         self.prepare(recording)?;
         match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.run(recording, which),
-            Executor::Cpu(cpu) => cpu.run(&recording.steps, which, self.rounds()),
+            Executor::Cpu(cpu) => cpu.run(recording, which, self.rounds()),
         }
     }
 
@@ -610,7 +610,7 @@ impl Device {
             Executor::Cpu(cpu) => {
                 let mut words = Vec::new();
                 for _ in 0..n_runs {
-                    cpu.run(&recording.steps, which.clone(), self.rounds())?;
+                    cpu.run(recording, which.clone(), self.rounds())?;
                     words.extend(cpu.read(tensor, tensor.all_words())?);
                 }
                 PendingKind::Ready(Some(words))
@@ -627,7 +627,7 @@ impl Device {
         self.prepare(recording)?;
         let times = match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.run_profiled(recording).await?,
-            Executor::Cpu(cpu) => cpu.run_profiled(&recording.steps, self.rounds())?,
+            Executor::Cpu(cpu) => cpu.run_profiled(recording, self.rounds())?,
         };
         Ok(recording.labels().zip(times).collect())
     }
@@ -691,8 +691,7 @@ impl Device {
         self.allocate_for(recording)?;
         match &*self.0.executor {
             Executor::Gpu(gpu) => recording.prepared.attach(gpu.prepare(&recording.steps)?),
-            // It runs the steps as they are.
-            Executor::Cpu(_) => recording.prepared.attach(()),
+            Executor::Cpu(cpu) => recording.prepared.attach(cpu.prepare(&recording.steps)?),
         }
         Ok(())
     }
