@@ -236,7 +236,6 @@ fn link_file(dir: &Path, file: &Path, Linked { kernels, parts, constants }: &mut
     for pick in picks {
         let (mut tier, mut weight) = (file_tier.clone(), None);
         let (mut joined, mut enables, mut linked) = (Vec::new(), String::new(), vec![parts.number(&body)]);
-        let mut declared = vec![(name.clone(), constant_names(&body))];
         for (tag, fragment) in &pick {
             if TIERS.contains(&tag.as_str()) {
                 if tag != "t0" {
@@ -246,9 +245,6 @@ fn link_file(dir: &Path, file: &Path, Linked { kernels, parts, constants }: &mut
                 weight = Some(tag.clone());
             }
             join_fragment(dir, fragment, &mut joined, &mut enables, &mut linked, parts)?;
-        }
-        for fragment in &joined {
-            declared.push((fragment.clone(), constant_names(&fragment_text(dir, fragment)?)));
         }
         // The file's own text leads, so that naga's line numbers are the file's for everything before the imports; but
         // nothing may stand before directives.
@@ -262,7 +258,7 @@ fn link_file(dir: &Path, file: &Path, Linked { kernels, parts, constants }: &mut
             .join(".");
         let source: String = linked.iter().map(|&part| parts.texts[part].as_str()).collect();
         let described = describe(&name, &tier, &source).map_err(|e| format!("{label}: {e}"))?;
-        for (file, names) in declared {
+        for (file, names) in [(name.clone(), constant_names(&body))].into_iter().chain(joined) {
             let of_file = constants.entry(file).or_default();
             for name in names {
                 let Some(&value) = described.constants.get(&name) else { continue };
@@ -276,7 +272,8 @@ fn link_file(dir: &Path, file: &Path, Linked { kernels, parts, constants }: &mut
         } else if !same_bindings(&kernel.bindings, &described.bindings) {
             return Err(format!("{label}: bindings differ from the other variants of `{name}`"));
         } else if kernel.params != described.params {
-            return Err(format!("{label}: {} other than in the other variants of `{name}`", described.params));
+            let (found, expected) = (described.params, &kernel.params);
+            return Err(format!("{label}: params are {found}, and {expected} in other variants of `{name}`"));
         }
         if kernel.variants.iter().any(|v| v.tier == tier && v.weight == weight) {
             return Err(format!("{label}: a second variant of `{name}` with these tags"));
@@ -289,21 +286,24 @@ fn link_file(dir: &Path, file: &Path, Linked { kernels, parts, constants }: &mut
     Ok(())
 }
 
-/// Adds a fragment after what it imports itself, each once; `enable` lines go to the front of the file.
+/// Adds a fragment after what it imports itself, each once; `enable` lines go to the front of the file. `joined` has
+/// the fragments with the names of their constants.
 fn join_fragment(
     dir: &Path,
     fragment: &str,
-    joined: &mut Vec<String>,
+    joined: &mut Vec<(String, Vec<String>)>,
     enables: &mut String,
     linked: &mut Vec<usize>,
     parts: &mut Parts,
 ) -> Result<(), String> {
-    if joined.iter().any(|name| name == fragment) {
+    if joined.iter().any(|(name, _)| name == fragment) {
         return Ok(());
     }
-    joined.push(fragment.to_string());
+    let path = dir.join("shared").join(format!("{fragment}.wgsl"));
+    let source = fs::read_to_string(&path).map_err(|e| format!("#import {fragment}: {e}"))?;
+    joined.push((fragment.to_string(), constant_names(&source)));
     let mut own = String::new();
-    for line in fragment_text(dir, fragment)?.lines() {
+    for line in source.lines() {
         if let Some(inner) = line.strip_prefix("#import ") {
             join_fragment(dir, inner.trim(), joined, enables, linked, parts)?;
             continue;
@@ -314,11 +314,6 @@ fn join_fragment(
     }
     linked.push(parts.number(&own));
     Ok(())
-}
-
-fn fragment_text(dir: &Path, fragment: &str) -> Result<String, String> {
-    let path = dir.join("shared").join(format!("{fragment}.wgsl"));
-    fs::read_to_string(path).map_err(|e| format!("#import {fragment}: {e}"))
 }
 
 /// Names of the constants that a file declares outside of functions.
@@ -545,7 +540,7 @@ fn params(kernels: &BTreeMap<String, Kernel>) -> String {
     for (kernel, Kernel { params, .. }) in kernels {
         let (known, of) = structs.entry(&params.name).or_insert((params, Vec::new()));
         if *known != params {
-            println!("cargo::error={kernel}: {params}, but {known} in `{}`", of[0]);
+            println!("cargo::error=params of `{kernel}` are {params}, and {known} in `{}`", of[0]);
         }
         of.push(kernel);
     }

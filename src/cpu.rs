@@ -12,7 +12,7 @@ use crate::counters::LiveCounters;
 use crate::dtype::WeightType;
 use crate::error::Error;
 use crate::gpu::Faults;
-use crate::recording::{Products, Step};
+use crate::recording::{Products, Recording, Step};
 use crate::shaders::{Id, read_params};
 use crate::tensor::{Tensor, WordCopy};
 
@@ -381,13 +381,22 @@ impl Cpu {
         })
     }
 
+    /// Looks up the twins of a recording's steps, and how their operands lie in memory.
+    ///
+    /// # Errors
+    /// [`Error::Operand`] if a kernel has no twin.
+    pub fn prepare(&self, steps: &Arc<[Step]>) -> Result<PreparedSteps, Error> {
+        let prepared = steps.iter().map(PreparedStep::new).collect::<Result<_, _>>()?;
+        Ok(PreparedSteps(Arc::new((steps.clone(), prepared))))
+    }
+
     /// Runs some of the steps. Where `rounds` says so, activations are rounded to bytes where they meet quantised weights.
-    pub fn run(&self, steps: &Arc<[Step]>, which: Range<usize>, rounds: bool) -> Result<(), Error> {
+    pub fn run(&self, recording: &Recording, which: Range<usize>, rounds: bool) -> Result<(), Error> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let (own, n_steps, faults) = (steps.clone(), which.len(), self.faults.clone());
+        let (own, n_steps, faults) = (PreparedSteps::of(recording)?, which.len(), self.faults.clone());
         let run_all = move || {
             faults.run();
-            own[which].iter().try_for_each(|step| run_step(step, rounds))
+            own.iter(which).try_for_each(|(step, prepared)| prepared.run(step, rounds))
         };
         self.threads.run(run_all)??;
         self.counters.dispatches.add(n_steps as u64);
@@ -395,18 +404,51 @@ impl Cpu {
         Ok(())
     }
 
-    pub fn run_profiled(&self, steps: &Arc<[Step]>, rounds: bool) -> Result<Vec<Duration>, Error> {
+    pub fn run_profiled(&self, recording: &Recording, rounds: bool) -> Result<Vec<Duration>, Error> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = steps.clone();
-        let timed = move |step: &Step| {
+        let (own, n_steps) = (PreparedSteps::of(recording)?, recording.n_dispatches());
+        let timed = move |(step, prepared): (&Step, &PreparedStep)| {
             let start = Instant::now();
-            run_step(step, rounds).map(|()| start.elapsed())
+            prepared.run(step, rounds).map(|()| start.elapsed())
         };
-        let times = self.threads.run(move || own.iter().map(timed).collect::<Result<_, _>>())??;
-        self.counters.dispatches.add(steps.len() as u64);
+        let times = self.threads.run(move || own.iter(0..n_steps).map(timed).collect::<Result<_, _>>())??;
+        self.counters.dispatches.add(n_steps as u64);
         self.counters.submits.add(1);
         Ok(times)
     }
+}
+
+/// A recording's steps, shared with the threads that run them, and what [`Cpu::prepare`] made of each.
+#[derive(Clone)]
+pub(crate) struct PreparedSteps(Arc<(Arc<[Step]>, Vec<PreparedStep>)>);
+
+impl PreparedSteps {
+    fn of(recording: &Recording) -> Result<PreparedSteps, Error> {
+        let prepared: Option<&PreparedSteps> = recording.prepared.get();
+        prepared.cloned().ok_or_else(|| Error::Operand {
+            kernel: "device",
+            operand: "recording",
+            expected: "a recording of this device".into(),
+            found: "one of another device".into(),
+        })
+    }
+
+    fn iter(&self, which: Range<usize>) -> impl Iterator<Item = (&Step, &PreparedStep)> {
+        let (steps, prepared) = &*self.0;
+        steps[which.clone()].iter().zip(&prepared[which])
+    }
+}
+
+/// What a step needs beside what was recorded.
+struct PreparedStep {
+    twin: Twin,
+    /// The first operand in each memory: several operands may read the same, which is then locked once. A written one
+    /// has no other reader, as the recorder checked.
+    memories: Vec<usize>,
+    /// Which memory each operand is in, and how many words it has.
+    places: Vec<(usize, usize)>,
+    /// The order of the first operand's weights.
+    panels: Option<Panels>,
 }
 
 enum Guard<'a> {
@@ -414,59 +456,61 @@ enum Guard<'a> {
     Write(RwLockWriteGuard<'a, Stored>),
 }
 
-fn run_step(step: &Step, rounds: bool) -> Result<(), Error> {
-    let twin = twin(step.kernel.id).ok_or_else(|| Error::Operand {
-        kernel: step.kernel.name,
-        operand: "device",
-        expected: "a kernel with a CPU twin".into(),
-        found: "one without".into(),
-    })?;
-    // A memory that several operands read is locked once; a written one has no other reader, as the recorder checked.
-    let mut memories: Vec<(&Memory, bool)> = Vec::with_capacity(step.operands.len());
-    let mut slots = Vec::with_capacity(step.operands.len());
-    for (operand, binding) in step.operands.iter().zip(step.kernel.bindings) {
-        let memory: &Memory = operand.memory()?;
-        let slot = memories.iter().position(|(other, _)| std::ptr::eq(*other, memory)).unwrap_or_else(|| {
-            memories.push((memory, binding.writes));
-            memories.len() - 1
-        });
-        // Inputs keep the rounding to 16 bytes, for twins that read them as vectors; outputs end where the tensor does,
-        // for twins that write as many rows as there are.
-        let len_bytes = operand.len() * operand.dtype().size_bytes() as usize;
-        let len = if binding.writes { len_bytes.div_ceil(4) } else { operand.size_bytes() as usize / 4 };
-        slots.push((slot, len));
+impl PreparedStep {
+    fn new(step: &Step) -> Result<PreparedStep, Error> {
+        let twin = twin(step.kernel.id).ok_or_else(|| Error::Operand {
+            kernel: step.kernel.name,
+            operand: "device",
+            expected: "a kernel with a CPU twin".into(),
+            found: "one without".into(),
+        })?;
+        let (mut memories, mut places) = (Vec::new(), Vec::with_capacity(step.operands.len()));
+        for (i, (operand, binding)) in step.operands.iter().zip(step.kernel.bindings).enumerate() {
+            let memory: &Memory = operand.memory()?;
+            let is_same = |&other: &usize| step.operands[other].memory().is_ok_and(|other| std::ptr::eq(other, memory));
+            let place = memories.iter().position(is_same).unwrap_or_else(|| {
+                memories.push(i);
+                memories.len() - 1
+            });
+            // Inputs keep the rounding to 16 bytes, for twins that read them as vectors; outputs end where the tensor
+            // does, for twins that write as many rows as there are.
+            let len_bytes = operand.len() * operand.dtype().size_bytes() as usize;
+            let len = if binding.writes { len_bytes.div_ceil(4) } else { operand.size_bytes() as usize / 4 };
+            places.push((place, len));
+        }
+        // Only a matrix that is no other operand is in panels.
+        let panels = Panels::wanted(step).filter(|_| places.iter().filter(|(place, _)| *place == 0).count() == 1);
+        Ok(PreparedStep { twin, memories, places, panels })
     }
-    // Only a matrix that is no other operand is in panels.
-    let panels = Panels::wanted(step).filter(|_| slots.iter().filter(|(slot, _)| *slot == 0).count() == 1);
-    let mut guards: Vec<Guard> = memories
-        .iter()
-        .enumerate()
-        .map(|(slot, (memory, writes))| match writes {
-            true => Guard::Write(memory.writable()),
-            false => Guard::Read(memory.readable(panels.filter(|_| slot == 0))),
-        })
-        .collect();
-    let mut views: Vec<Option<Operand>> = Vec::with_capacity(guards.len());
-    for guard in &mut guards {
-        views.push(Some(match guard {
-            Guard::Read(stored) => Operand::Read(&stored.words),
-            Guard::Write(stored) => Operand::Write(&mut stored.words),
-        }));
-    }
-    let operands = slots
-        .iter()
-        .map(|&(slot, len)| match views[slot].take() {
-            Some(Operand::Write(words)) => Operand::Write(&mut words[..len]),
-            Some(Operand::Read(words)) => {
-                views[slot] = Some(Operand::Read(words));
-                // Panels are as many as they are.
-                Operand::Read(if panels.is_some() && slot == 0 { words } else { &words[..len] })
+
+    fn run(&self, step: &Step, rounds: bool) -> Result<(), Error> {
+        let &PreparedStep { twin, ref memories, ref places, panels } = self;
+        let lock = |&first: &usize| {
+            let memory: &Memory = step.operands[first].memory()?;
+            Ok(match step.kernel.bindings[first].writes {
+                true => Guard::Write(memory.writable()),
+                false => Guard::Read(memory.readable(panels.filter(|_| first == 0))),
+            })
+        };
+        let mut guards = memories.iter().map(lock).collect::<Result<Vec<Guard>, Error>>()?;
+        let mut operands: Vec<Operand> = places.iter().map(|_| Operand::Read(&[])).collect();
+        for (i, guard) in guards.iter_mut().enumerate() {
+            let mut own = operands.iter_mut().zip(places).filter(|(_, (place, _))| *place == i);
+            match guard {
+                Guard::Write(stored) => {
+                    if let Some((operand, &(_, len))) = own.next() {
+                        *operand = Operand::Write(&mut stored.words[..len]);
+                    }
+                }
+                Guard::Read(stored) => own.for_each(|(operand, &(_, len))| {
+                    // Panels are as many as they are.
+                    let words: &[u32] = &stored.words;
+                    *operand = Operand::Read(if panels.is_some() && i == 0 { words } else { &words[..len] });
+                }),
             }
-            None => Operand::Read(&[]),
-        })
-        .collect();
-    let products = step.products;
-    let (params, constants, weight) = (&step.params, &step.constants, step.variant.weight);
-    twin(Call { params, constants, weight, rounds, products, panels, operands });
-    Ok(())
+        }
+        let (params, constants, weight, products) = (&step.params, &step.constants, step.variant.weight, step.products);
+        twin(Call { params, constants, weight, rounds, products, panels, operands });
+        Ok(())
+    }
 }

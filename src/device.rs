@@ -562,7 +562,7 @@ impl Device {
         self.prepare(recording)?;
         match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.run(recording, which),
-            Executor::Cpu(cpu) => cpu.run(&recording.steps, which, self.rounds()),
+            Executor::Cpu(cpu) => cpu.run(recording, which, self.rounds()),
         }
     }
 
@@ -607,7 +607,7 @@ impl Device {
             Executor::Cpu(cpu) => {
                 let mut words = Vec::new();
                 for _ in 0..n_runs {
-                    cpu.run(&recording.steps, which.clone(), self.rounds())?;
+                    cpu.run(recording, which.clone(), self.rounds())?;
                     words.extend(cpu.read(tensor, tensor.all_words())?);
                 }
                 PendingKind::Ready(Some(words))
@@ -624,7 +624,7 @@ impl Device {
         self.prepare(recording)?;
         let times = match &*self.0.executor {
             Executor::Gpu(gpu) => gpu.run_profiled(recording).await?,
-            Executor::Cpu(cpu) => cpu.run_profiled(&recording.steps, self.rounds())?,
+            Executor::Cpu(cpu) => cpu.run_profiled(recording, self.rounds())?,
         };
         Ok(recording.labels().zip(times).collect())
     }
@@ -688,8 +688,7 @@ impl Device {
         self.allocate_for(recording)?;
         match &*self.0.executor {
             Executor::Gpu(gpu) => recording.prepared.attach(gpu.prepare(&recording.steps)?),
-            // The CPU interprets steps without preparation.
-            Executor::Cpu(_) => recording.prepared.attach(()),
+            Executor::Cpu(cpu) => recording.prepared.attach(cpu.prepare(&recording.steps)?),
         }
         Ok(())
     }

@@ -273,8 +273,8 @@ pub(super) fn gated_by(kind: Gate, gate: &[f32], up: &[f32], y: &mut [f32]) {
     }
 }
 
-/// The activations in whole blocks, normalised by a weight and an epsilon if there are some; rows of `dim` elements that end amid their blocks are
-/// padded with zeros.
+/// The activations in whole blocks, normalised if there are a weight and an epsilon; rows of `dim` elements that end
+/// amid their blocks are padded with zeros.
 pub(super) fn activations<'a>(
     x: &'a [f32],
     [dim, n_blocks]: [usize; 2],

@@ -3,6 +3,8 @@
 use super::simd::{self, Lanes, WideWork};
 use super::{Call, threads};
 use crate::kernels::microbench::{PROBE_NUMBERS, PROBE_READS};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::shaders::params::ProbeMatrixParams;
 use crate::shaders::params::{ProbeCopyParams, ProbeFmaParams, ProbeReadParams, ProbeReduceParams};
 
 pub(crate) fn probe_read(mut call: Call<'_>) {
@@ -122,7 +124,7 @@ impl Fma<'_> {
 }
 
 pub(crate) fn probe_matrix(mut call: Call<'_>) {
-    let params: crate::shaders::params::ProbeMatrixParams = call.params();
+    let params: ProbeMatrixParams = call.params();
     let [x, y] = call.operands();
     let x = x.get::<f32>();
     // The CPU's matrices are those of the baseline.

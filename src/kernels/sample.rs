@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 /// The id that stands for "no token": some logit is NaN or infinite.
 pub const NON_FINITE: u32 = order::NON_FINITE;
 
-/// Sampling settings as kernels read them, twelve words; `shaders/shared/sampling.wgsl` names them.
+/// Sampling settings as kernels read them, twelve words.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Sampling {
@@ -40,6 +40,31 @@ pub struct Sampling {
     /// Pairs of ids and biases that count.
     pub n_biases: u32,
 }
+
+/// Its words are those that shaders name.
+const _: () = {
+    use std::mem::offset_of;
+    let words = [
+        (offset_of!(Sampling, temperature), sampling::TEMPERATURE),
+        (offset_of!(Sampling, top_k), sampling::TOP_K),
+        (offset_of!(Sampling, top_p), sampling::TOP_P),
+        (offset_of!(Sampling, min_p), sampling::MIN_P),
+        (offset_of!(Sampling, seed), sampling::SEED_LOW),
+        (offset_of!(Sampling, seed) + 4, sampling::SEED_HIGH),
+        (offset_of!(Sampling, repeat_penalty), sampling::REPEAT_PENALTY),
+        (offset_of!(Sampling, repeat_last_n), sampling::REPEAT_LAST_N),
+        (offset_of!(Sampling, presence_penalty), sampling::PRESENCE_PENALTY),
+        (offset_of!(Sampling, frequency_penalty), sampling::FREQUENCY_PENALTY),
+        (offset_of!(Sampling, generated_from), sampling::GENERATED_FROM),
+        (offset_of!(Sampling, n_biases), sampling::N_BIASES),
+        (size_of::<Sampling>(), sampling::SETTINGS),
+    ];
+    let mut i = 0;
+    while i < words.len() {
+        assert!(words[i].0 == 4 * words[i].1 as usize);
+        i += 1;
+    }
+};
 
 impl Sampling {
     /// Words of the settings.

@@ -5,7 +5,9 @@ use crate::kernels::fold;
 use crate::recording::Recorder;
 use crate::shaders;
 use crate::shaders::constants::probe_read;
-use crate::shaders::params::{ProbeCopyParams, ProbeFmaParams, ProbeMatrixParams, ProbeReadParams, ProbeReduceParams};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::shaders::params::ProbeMatrixParams;
+use crate::shaders::params::{ProbeCopyParams, ProbeFmaParams, ProbeReadParams, ProbeReduceParams};
 use crate::tensor::Tensor;
 
 /// Words that [`probe_read`] reads for each that it writes.
