@@ -13,10 +13,10 @@ import { known } from "./options.js";
 export async function bench(options: BenchOptions = {}): Promise<BenchReport> {
   const { quick = false, signal, onProgress, ...device } = known("bench", options);
   signal?.throwIfAborted();
-  const { line } = await openDevice(device);
+  const { connection } = await openDevice(device);
   try {
-    return await line.call("bench", { quick }, { signal, ...(onProgress === undefined ? {} : { onEvent: onProgress }) });
+    return await connection.call("bench", { quick }, { signal, ...(onProgress === undefined ? {} : { onEvent: onProgress }) });
   } finally {
-    void line.close("the device was measured");
+    void connection.close("the device was measured");
   }
 }

@@ -3,7 +3,7 @@
 import { TilewrightError } from "./errors.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
 import { isId } from "./given.js";
-import type { CallOptions } from "./line.js";
+import type { CallOptions } from "./connection.js";
 import { defined } from "./loaded.js";
 import type { AnswerRequest, GenerateEvent, GenerateRequest, Prompt } from "./protocol.js";
 import type { ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, Piece } from "./types.js";

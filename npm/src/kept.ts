@@ -1,46 +1,46 @@
 /** What indices and mixtures of logits have in common: each is held by a worker, that of a model or one of its own. */
 
-import type { CallOptions, Line } from "./line.js";
+import type { CallOptions, Connection } from "./connection.js";
 import type { KeptOptions } from "./load-options.js";
-import { lineFor, placeOf } from "./load.js";
+import { connectionFor, placeOf } from "./load.js";
 import { closeWith } from "./loaded.js";
 import type { CallName, Calls, MadeVectors, Where } from "./protocol.js";
 import type { DeviceInfo } from "./types.js";
 
 /** Something that a worker holds. */
 export interface Parts<Info> extends MadeVectors<Info> {
-  line: Line;
+  connection: Connection;
 }
 
 /** Has something made where the options say. */
 export async function makeIn<Info>(
-  { on, device, tier, subgroups, onNotice }: KeptOptions, make: (line: Line, where: Where) => Promise<MadeVectors<Info>>,
+  { on, device, tier, subgroups, onNotice }: KeptOptions, make: (connection: Connection, where: Where) => Promise<MadeVectors<Info>>,
 ): Promise<Parts<Info>> {
   const place = placeOf({ on, device, tier, subgroups });
-  const line = await lineFor(on);
-  line.onNotice = onNotice;
+  const connection = await connectionFor(on);
+  connection.onNotice = onNotice;
   try {
-    return { line, ...await make(line, place.on ?? place.device) };
+    return { connection, ...await make(connection, place.on ?? place.device) };
   } catch (error) {
-    void line.close("nothing was made");
+    void connection.close("nothing was made");
     throw error;
   }
 }
 
 /** Vectors that a worker holds. They are freed by `free`, or some time after the last reference to them has gone. */
 export abstract class Kept<Info extends { length: number }> {
-  readonly #line: Line;
+  readonly #line: Connection;
   readonly #what: string;
   #info: Info;
   /** What searches. */
   readonly device: DeviceInfo;
 
-  protected constructor({ line, info, device }: Parts<Info>, what: string) {
-    this.#line = line;
+  protected constructor({ connection, info, device }: Parts<Info>, what: string) {
+    this.#line = connection;
     this.device = device;
     this.#info = info;
     this.#what = what;
-    closeWith(this, line);
+    closeWith(this, connection);
   }
 
   /** What it is, and what it held when the last call that changes it was done. */

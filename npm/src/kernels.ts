@@ -1,8 +1,8 @@
 /** The engine's kernels on typed arrays and on tensors that stay on the device, all row-major. They run in a worker. */
 
-import { WorkerLine } from "./engine.js";
+import { WorkerConnection } from "./worker-connection.js";
 import { TilewrightError } from "./errors.js";
-import type { CallOptions, Line } from "./line.js";
+import type { CallOptions, Connection } from "./connection.js";
 import { closeWith } from "./loaded.js";
 import { known } from "./options.js";
 import { registry } from "./platform.js";
@@ -25,11 +25,11 @@ export interface DeviceTensor {
 
 /** A device in a worker. It is closed some time after the last reference to its kernels and tensors has gone. */
 class OpenDevice {
-  readonly #line: Line;
+  readonly #line: Connection;
 
-  constructor(line: Line) {
-    this.#line = line;
-    closeWith(this, line);
+  constructor(connection: Connection) {
+    this.#line = connection;
+    closeWith(this, connection);
   }
 
   call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
@@ -38,8 +38,8 @@ class OpenDevice {
 
   /** Has a tensor freed when `it` has been collected. */
   freeWith(it: object, tensor: number): void {
-    const line = this.#line;
-    forgotten.register(it, () => freeTensor(line, tensor), it);
+    const connection = this.#line;
+    forgotten.register(it, () => freeTensor(connection, tensor), it);
   }
 
   free(tensor: number): void {
@@ -93,9 +93,9 @@ class WorkerTensor implements DeviceTensor {
 /** Frees tensors that nobody can reach any more. */
 const forgotten = registry<() => void>((free) => free());
 
-function freeTensor(line: Line, kept: number): void {
+function freeTensor(connection: Connection, kept: number): void {
   // With a worker that is gone, its memory is too.
-  line.call("freeTensor", { kept }).catch(() => {});
+  connection.call("freeTensor", { kept }).catch(() => {});
 }
 
 function refused(kernel: string, operand: string, expected: string, found: string): TilewrightError {
@@ -125,15 +125,15 @@ export class Kernels {
   /** What runs the kernels. */
   readonly device: DeviceInfo;
 
-  private constructor(line: Line, device: DeviceInfo) {
-    this.#device = new OpenDevice(line);
+  private constructor(connection: Connection, device: DeviceInfo) {
+    this.#device = new OpenDevice(connection);
     this.device = device;
   }
 
   /** Opens a device in a worker of its own. */
   static async open(options: KernelOptions = {}): Promise<Kernels> {
-    const { line, device } = await openDevice(known("Kernels.open", options));
-    return new Kernels(line, device);
+    const { connection, device } = await openDevice(known("Kernels.open", options));
+    return new Kernels(connection, device);
   }
 
   /** Puts numbers on the device, to stay there. They are copied; `shape` is theirs in row-major order. */
@@ -243,14 +243,14 @@ export class Kernels {
  */
 export async function openDevice(
   { device = "auto", tier, subgroups = true, onNotice }: KernelOptions,
-): Promise<{ line: Line; device: DeviceInfo }> {
-  const line = await WorkerLine.open();
-  line.onNotice = onNotice;
+): Promise<{ connection: Connection; device: DeviceInfo }> {
+  const connection = await WorkerConnection.open();
+  connection.onNotice = onNotice;
   try {
-    const info = await line.call("openDevice", { choice: device, subgroups, ...(tier === undefined ? {} : { tier }) });
-    return { line, device: info };
+    const info = await connection.call("openDevice", { choice: device, subgroups, ...(tier === undefined ? {} : { tier }) });
+    return { connection, device: info };
   } catch (error) {
-    void line.close("the device was not opened");
+    void connection.close("the device was not opened");
     throw error;
   }
 }
@@ -306,10 +306,10 @@ export function attention(q: Float32Array, k: Float32Array, v: Float32Array, opt
 
 /** Devices that could run a model here. The CPU is always among them, last. */
 export async function devices(): Promise<AvailableDevice[]> {
-  const line = await WorkerLine.open();
+  const connection = await WorkerConnection.open();
   try {
-    return await line.call("devices", {});
+    return await connection.call("devices", {});
   } finally {
-    void line.close("the devices are listed");
+    void connection.close("the devices are listed");
   }
 }

@@ -1,12 +1,12 @@
 /** How something is loaded: in which worker, onto which device, and whether other tabs share it. */
 
-import { WorkerLine } from "./engine.js";
+import { WorkerConnection } from "./worker-connection.js";
 import { TilewrightError } from "./errors.js";
-import type { Line } from "./line.js";
+import type { Connection } from "./connection.js";
 import type { CommonLoadOptions } from "./load-options.js";
 import { defined, type Parts } from "./loaded.js";
 import type { Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
-import { canShare, SharedLine } from "./shared.js";
+import { canShare, SharedConnection } from "./shared.js";
 import type { DeviceInfo } from "./types.js";
 
 /** Loads, in the worker of what the options are `on`, or in a new one. `own` is what the call takes besides what every load does. */
@@ -19,29 +19,29 @@ export async function loadInto<K extends LoadName>(
   signal?.throwIfAborted();
   const where = placeOf({ on, device, tier, subgroups });
   const common: CommonRequest = { source, ...where, cache, verify, ownFetch: fetch !== undefined };
-  const line = shared && canShare ? shareable(source, on) : await lineFor(on);
+  const connection = shared && canShare ? shareable(source, on) : await connectionFor(on);
   if (shared && !canShare && "document" in globalThis) {
     onNotice?.({ code: "not_shared", message: "this page cannot share a model with other tabs, which needs https; it has one of its own" });
   }
   if (fetch !== undefined) {
-    line.useFetch(fetch);
+    connection.useFetch(fetch);
   }
   let current: DeviceInfo | undefined;
-  line.onNotice = onNotice;
-  line.onProgress = onProgress;
-  line.onDevice = (info) => {
+  connection.onNotice = onNotice;
+  connection.onProgress = onProgress;
+  connection.onDevice = (info) => {
     current = info;
   };
   try {
-    const info = await line.load(call, { ...common, ...own } as Calls[K]["args"], { signal });
+    const info = await connection.load(call, { ...common, ...own } as Calls[K]["args"], { signal });
     if (current === undefined) {
       throw new TilewrightError("internal", "the engine did not say which device it runs on");
     }
-    return { line, info, device: current };
+    return { connection, info, device: current };
   } catch (error) {
-    line.onProgress = undefined;
+    connection.onProgress = undefined;
     // The worker puts its files in order; nobody needs to wait for that.
-    void line.close("the model was not loaded");
+    void connection.close("the model was not loaded");
     throw error;
   }
 }
@@ -53,18 +53,18 @@ export async function callOnce<K extends "inspect" | "prefetch">(
   { signal, on, fetch, onProgress, onNotice }: Pick<CommonLoadOptions, "on" | "fetch" | "onProgress" | "onNotice"> & { signal?: AbortSignal | undefined },
 ): Promise<Calls[K]["reply"]> {
   signal?.throwIfAborted();
-  const line = await lineFor(on);
+  const connection = await connectionFor(on);
   if (fetch !== undefined) {
-    line.useFetch(fetch);
+    connection.useFetch(fetch);
   }
-  line.onNotice = onNotice;
-  line.onProgress = onProgress;
+  connection.onNotice = onNotice;
+  connection.onProgress = onProgress;
   try {
-    return await line.call(name, args, { signal });
+    return await connection.call(name, args, { signal });
   } finally {
-    line.onProgress = undefined;
+    connection.onProgress = undefined;
     // The worker puts its files in order; nobody needs to wait for that.
-    void line.close("it was done");
+    void connection.close("it was done");
   }
 }
 
@@ -81,16 +81,16 @@ export function placeOf({ on, device, tier, subgroups }: DeviceOptions): Pick<Co
   if (on !== undefined && given !== undefined) {
     throw new TilewrightError("option", `${given} is given besides \`on\`, whose device is taken, expected one of them`);
   }
-  return { device: { choice: device ?? "auto", subgroups: subgroups ?? true, ...defined({ tier }) }, ...defined({ on: on?.line.target }) };
+  return { device: { choice: device ?? "auto", subgroups: subgroups ?? true, ...defined({ tier }) }, ...defined({ on: on?.connection.target }) };
 }
 
-/** A line to something new: in the worker of `on`, or in one of its own. */
-export async function lineFor(on: CommonLoadOptions["on"]): Promise<Line> {
-  return on === undefined ? WorkerLine.open() : on.line.sibling();
+/** A connection to something new: in the worker of `on`, or in one of its own. */
+export async function connectionFor(on: CommonLoadOptions["on"]): Promise<Connection> {
+  return on === undefined ? WorkerConnection.open() : on.connection.sibling();
 }
 
-/** A line to what other tabs of the site may have loaded from the same addresses. */
-function shareable(source: SourceSpec, on: CommonLoadOptions["on"]): Line {
+/** A connection to what other tabs of the site may have loaded from the same addresses. */
+function shareable(source: SourceSpec, on: CommonLoadOptions["on"]): Connection {
   const isNamed = source.kind === "builtin" || source.kind === "folder" || (source.kind === "files" && source.files.every(({ kind }) => kind === "url"));
   if (!isNamed) {
     throw new TilewrightError("option", "shared is for what other tabs can load too, expected an address as the source");
@@ -98,5 +98,5 @@ function shareable(source: SourceSpec, on: CommonLoadOptions["on"]): Line {
   if (on !== undefined) {
     throw new TilewrightError("option", "shared is given besides `on`, expected one of them");
   }
-  return new SharedLine();
+  return new SharedConnection();
 }

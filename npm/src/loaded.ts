@@ -1,43 +1,43 @@
 /** What models, encoders and cross-encoders have in common: each is loaded by a worker, runs on a device, and is freed. */
 
-import type { CallOptions, Line } from "./line.js";
+import type { CallOptions, Connection } from "./connection.js";
 import { registry } from "./platform.js";
 import type { CallName, Calls } from "./protocol.js";
 import type { Counters, DeviceInfo, MemoryInfo, TextsProgress } from "./types.js";
 
 /** What a worker has loaded. */
 export interface Parts<Info> {
-  line: Line;
+  connection: Connection;
   info: Info;
   device: DeviceInfo;
 }
 
 /** Frees what nobody refers to any more. */
-const forgotten = registry<Line>((line) => void line.close("nobody refers to it any more"));
+const forgotten = registry<Connection>((connection) => void connection.close("nobody refers to it any more"));
 
-/** Has a line closed when `it`, whose line it is, has been collected. */
-export function closeWith(it: object, line: Line): void {
-  forgotten.register(it, line);
+/** Has a connection closed when `it`, whose connection it is, has been collected. */
+export function closeWith(it: object, connection: Connection): void {
+  forgotten.register(it, connection);
 }
 
 /** Something that is loaded. It is freed by `free`, or some time after the last reference to it has gone. */
 export abstract class Loaded<Info> {
   /** @internal */
-  readonly line: Line;
+  readonly connection: Connection;
   readonly #state: { device: DeviceInfo };
   /** What the model's files say. */
   readonly info: Info;
 
-  protected constructor({ line, info, device }: Parts<Info>) {
-    this.line = line;
+  protected constructor({ connection, info, device }: Parts<Info>) {
+    this.connection = connection;
     this.info = info;
     const state = { device };
     this.#state = state;
-    // Lines outlive what nobody refers to any more.
-    line.onDevice = (current) => {
+    // Connections outlive what nobody refers to any more.
+    connection.onDevice = (current) => {
       state.device = current;
     };
-    closeWith(this, line);
+    closeWith(this, connection);
   }
 
   /** What runs the model. Another one than at first after a device was lost. */
@@ -74,12 +74,12 @@ export abstract class Loaded<Info> {
 
   /** As `free`; resolves when it is done. */
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.line.close("the model was freed");
+    await this.connection.close("the model was freed");
   }
 
   /** Asks the worker. It is not collected meanwhile. @internal */
   call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
-    return this.line.call(name, args, { ...options, keeps: this });
+    return this.connection.call(name, args, { ...options, keeps: this });
   }
 }
 

@@ -37,7 +37,7 @@ export class Mol extends Kept<MolInfo> {
     signal?.throwIfAborted();
     const hub = defined({ revision, token, headers, endpoint, sha256 });
     const args = { source: await specOf(source, signal, hub, "file"), cache, ...defined({ storage }) };
-    return new Mol(await makeIn(place, (line, where) => line.call("loadMol", { where, ...args }, { signal })), "mixture");
+    return new Mol(await makeIn(place, (connection, where) => connection.call("loadMol", { where, ...args }, { signal })), "mixture");
   }
 
   /**

@@ -4,10 +4,10 @@
  * with everything that was asked.
  */
 
-import { WorkerLine } from "./engine.js";
+import { WorkerConnection } from "./worker-connection.js";
 import { fromWire, messageOf, TilewrightError, toWire, type WireError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
-import { hear, type CallOptions, type Line } from "./line.js";
+import { deliver, type CallOptions, type Connection } from "./connection.js";
 import type { CallName, Calls, GenerateEvent, GenerateRequest, LoadName, Told } from "./protocol.js";
 import type { DeviceInfo, Notice, Piece, Progress } from "./types.js";
 
@@ -80,8 +80,8 @@ interface Pending {
   keeps: object | undefined;
 }
 
-/** A line to what one of the site's tabs has loaded. */
-export class SharedLine implements Line {
+/** A connection to what one of the site's tabs has loaded. */
+export class SharedConnection implements Connection {
   readonly target = 0;
   onNotice: ((notice: Notice) => void) | undefined;
   onDevice: ((device: DeviceInfo) => void) | undefined;
@@ -93,7 +93,7 @@ export class SharedLine implements Line {
   /** The tab that leads, once it has loaded. */
   #leader: string | undefined;
   /** Here, if this tab leads. */
-  #local: WorkerLine | undefined;
+  #local: WorkerConnection | undefined;
   #device: DeviceInfo | undefined;
   #info: unknown;
   #loaded: { resolve(info: unknown): void; reject(error: unknown): void } | undefined;
@@ -105,7 +105,7 @@ export class SharedLine implements Line {
   /** Gives up all locks. */
   readonly #gone = new AbortController();
 
-  sibling(): Line {
+  sibling(): Connection {
     throw new TilewrightError("option", "`on` is shared with other tabs, expected something that is not");
   }
 
@@ -241,35 +241,35 @@ export class SharedLine implements Line {
 
   async #serve<K extends LoadName>(name: K, args: Calls[K]["args"]): Promise<void> {
     const isNext = this.#info !== undefined;
-    const line = await WorkerLine.open();
+    const connection = await WorkerConnection.open();
     const tell = (message: Told): void => {
-      this.#hear(message);
+      this.#deliver(message);
       this.#post({ type: "told", from: this.#id, message });
     };
-    line.onNotice = (notice) => tell({ type: "notice", notice });
-    line.onProgress = (progress) => tell({ type: "progress", progress });
-    line.onDevice = (device) => tell({ type: "device", device });
+    connection.onNotice = (notice) => tell({ type: "notice", notice });
+    connection.onProgress = (progress) => tell({ type: "progress", progress });
+    connection.onDevice = (device) => tell({ type: "device", device });
     if (this.#fetch !== undefined) {
-      line.useFetch(this.#fetch);
+      connection.useFetch(this.#fetch);
     }
     const over = new Promise<void>((resolve) => {
       this.#gone.signal.addEventListener("abort", () => resolve(), { once: true });
-      line.onEnd = (error) => {
+      connection.onEnd = (error) => {
         this.#end(error);
         resolve();
       };
     });
     try {
-      const info = await line.load(name, args, { signal: this.#gone.signal });
-      this.#local = line;
+      const info = await connection.load(name, args, { signal: this.#gone.signal });
+      this.#local = connection;
       if (isNext) {
         tell({ type: "notice", notice: { code: "taken_over", message: "the tab that had the model was closed; another tab has loaded it again" } });
       }
       this.#ready(this.#id, info);
       this.#answerHello();
     } catch (error) {
-      line.onEnd = undefined;
-      await line.close("the model was not loaded");
+      connection.onEnd = undefined;
+      await connection.close("the model was not loaded");
       throw error;
     }
     await over;
@@ -329,11 +329,11 @@ export class SharedLine implements Line {
     return pending;
   }
 
-  #hear(message: Told): void {
+  #deliver(message: Told): void {
     if (message.type === "device") {
       this.#device = message.device;
     }
-    hear(this, message);
+    deliver(this, message);
   }
 
   #receive(message: Message): void {
@@ -346,7 +346,7 @@ export class SharedLine implements Line {
         this.#forget(message.from);
         break;
       case "ready":
-        this.#hear({ type: "device", device: message.device });
+        this.#deliver({ type: "device", device: message.device });
         if (message.from !== this.#leader) {
           // It has to know who is there.
           this.#post({ type: "hello", from: this.#id });
@@ -354,7 +354,7 @@ export class SharedLine implements Line {
         this.#ready(message.from, message.info);
         break;
       case "told":
-        this.#hear(message.message);
+        this.#deliver(message.message);
         break;
       case "call":
         void this.#answer(message);

@@ -2,20 +2,20 @@
 
 import { TilewrightError } from "./errors.js";
 import { answering, continuing, Generation, type Ask } from "./generation.js";
-import type { Line } from "./line.js";
+import type { Connection } from "./connection.js";
 import type { Loaded } from "./loaded.js";
 import { known } from "./options.js";
 import { registry } from "./platform.js";
-import { SharedLine } from "./shared.js";
+import { SharedConnection } from "./shared.js";
 import type { ChatMessage, EngineChatOptions, EngineGenerateOptions, EngineOptions, EngineStats, ModelInfo } from "./types.js";
 
 /** Texts that wait at most where nothing else is said. */
 const MAX_QUEUED = 1000;
 
 /** Frees what nobody refers to any more. */
-const forgotten = registry<{ line: Line; engine: number }>(({ line, engine }) => {
+const forgotten = registry<{ connection: Connection; engine: number }>(({ connection, engine }) => {
   // With the model it is gone as well.
-  line.call("freeEngine", { engine }).catch(() => {});
+  connection.call("freeEngine", { engine }).catch(() => {});
 });
 
 /**
@@ -33,17 +33,17 @@ const forgotten = registry<{ line: Line; engine: number }>(({ line, engine }) =>
 export class Engine {
   readonly #model: Loaded<ModelInfo>;
   readonly #number: number;
-  readonly #ask: Ask = (request, options) => this.#model.line.call("generateWith", { engine: this.#number, ...request }, { ...options, keeps: this });
+  readonly #ask: Ask = (request, options) => this.#model.connection.call("generateWith", { engine: this.#number, ...request }, { ...options, keeps: this });
 
   private constructor(model: Loaded<ModelInfo>, number: number) {
     this.#model = model;
     this.#number = number;
-    forgotten.register(this, { line: model.line, engine: number });
+    forgotten.register(this, { connection: model.connection, engine: number });
   }
 
   /** @internal */
   static async of(model: Loaded<ModelInfo>, { maxQueued = MAX_QUEUED, ...options }: EngineOptions): Promise<Engine> {
-    if (model.line instanceof SharedLine) {
+    if (model.connection instanceof SharedConnection) {
       throw new TilewrightError("option", "the model is shared with other tabs, and an engine is not, expected a model without `shared`");
     }
     return new Engine(model, await model.call("makeEngine", { maxQueued, ...options }));
@@ -74,7 +74,7 @@ export class Engine {
 
   /** What it has done since it was made, and what it does now. */
   stats(): Promise<EngineStats> {
-    return this.#model.line.call("engineStats", { engine: this.#number }, { keeps: this });
+    return this.#model.connection.call("engineStats", { engine: this.#number }, { keeps: this });
   }
 
   /** Frees its cache. Texts that it has are rejected with `disposed`. Freeing the model frees it as well. */
@@ -89,6 +89,6 @@ export class Engine {
   /** As `free`; resolves when it is done. */
   async [Symbol.asyncDispose](): Promise<void> {
     // The model may be freed already.
-    await this.#model.line.call("freeEngine", { engine: this.#number }).catch(() => {});
+    await this.#model.connection.call("freeEngine", { engine: this.#number }).catch(() => {});
   }
 }

@@ -34,7 +34,7 @@ export class Index extends Kept<IndexInfo> {
       throw new TilewrightError("option", "dims is missing, expected the numbers in a vector, or an encoder as `on`");
     }
     const args = { settings: { ...settings, dims: settings.dims } };
-    return new Index(await makeIn(place, (line, where) => line.call("createIndex", { where, ...args })), "index");
+    return new Index(await makeIn(place, (connection, where) => connection.call("createIndex", { where, ...args })), "index");
   }
 
   /**
@@ -54,7 +54,7 @@ export class Index extends Kept<IndexInfo> {
       name === undefined ? undefined : { model: name, ...defined({ dims: encoder?.dims, pooling: encoder?.pooling }) };
     const spec = await specOf(source, signal, defined({ revision, token, headers, endpoint }), "file");
     const args = { source: spec, cache, ...defined({ expected }) };
-    return new Index(await makeIn(place, (line, where) => line.call("loadIndex", { where, ...args }, { signal })), "index");
+    return new Index(await makeIn(place, (connection, where) => connection.call("loadIndex", { where, ...args }, { signal })), "index");
   }
 
   /**

@@ -22,7 +22,7 @@ const ORDER = [
   "tilewright_text",
 
   // Options, and what is loaded.
-  "line",
+  "connection",
   "loaded",
   "load-options",
   "options",
@@ -63,7 +63,7 @@ const ORDER = [
   "worker",
 
   // What the page asks it for.
-  "engine",
+  "worker-connection",
   "shared",
   "load",
   "copies",

@@ -1,11 +1,11 @@
-/** The worker's end of the line: what it tells, and whom. */
+/** The worker's end of the connection: what it tells, and whom. */
 
 import { FetchClient } from "../fetching.js";
 import { isNode } from "../platform.js";
 import type { CallName, Calls, FetchToWorker, FromWorker, ToTarget, ToWorker } from "../protocol.js";
 import type { NoticeCode } from "../types.js";
 
-/** The other end of the line: `self` in a browser, the parent port in Node. */
+/** The other end of the connection: `self` in a browser, the parent port in Node. */
 export interface Port {
   post(message: FromWorker, transfer: Transferable[]): void;
   listen(receive: (message: ToWorker) => void): void;

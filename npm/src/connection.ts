@@ -1,4 +1,4 @@
-/** The way to what a worker holds: through that worker (`engine.ts`), or through another tab (`shared.ts`). */
+/** A connection to what a worker holds: to that worker (`worker-connection.ts`), or through another tab (`shared.ts`). */
 
 import type { Fetch } from "./fetching.js";
 import type { CallName, Calls, LoadName, Told } from "./protocol.js";
@@ -16,18 +16,18 @@ export interface CallOptions<K extends CallName> {
   keeps?: object;
 }
 
-/** The way to one thing that a worker holds, such as a model or an index. */
-export interface Line {
+/** A connection to one object of a worker, such as a model or an index. */
+export interface Connection {
   /** Its number in the worker. */
   readonly target: number;
   onNotice: ((notice: Notice) => void) | undefined;
   onDevice: ((device: DeviceInfo) => void) | undefined;
   onProgress: ((progress: Progress) => void) | undefined;
-  /** A line to something else in the same worker, which can share the device of this. */
-  sibling(): Line;
+  /** A connection to another object of the same worker, which can share its device. */
+  sibling(): Connection;
   /** Has this function answer the requests for this target. */
   useFetch(fetch: Fetch): void;
-  /** Has the worker load what this is the line to. */
+  /** Has the worker load the object. */
   load<K extends LoadName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
   /** Asks the worker for something. An abort rejects at once with the signal's reason; the worker stops as soon as it can. */
   call<K extends CallName>(name: K, args: Calls[K]["args"], options?: CallOptions<K>): Promise<Calls[K]["reply"]>;
@@ -35,17 +35,17 @@ export interface Line {
   close(reason: string): Promise<void>;
 }
 
-/** Hands on what is told of a target. */
-export function hear(line: Line, message: Told): void {
+/** Passes a report on a target to its callbacks. */
+export function deliver(connection: Connection, message: Told): void {
   switch (message.type) {
     case "notice":
-      line.onNotice?.(message.notice);
+      connection.onNotice?.(message.notice);
       break;
     case "progress":
-      line.onProgress?.(message.progress);
+      connection.onProgress?.(message.progress);
       break;
     case "device":
-      line.onDevice?.(message.device);
+      connection.onDevice?.(message.device);
       break;
   }
 }

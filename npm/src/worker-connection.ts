@@ -1,9 +1,9 @@
-/** The caller's end of the line to the worker: starts it, sends calls, hands out answers, and notices when it is gone. */
+/** The caller's end of the connection to the worker: starts it, sends calls, resolves replies, and notices when it is gone. */
 
 import { fileUrls } from "./configure.js";
 import { fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
-import { hear, type CallOptions, type Line } from "./line.js";
+import { deliver, type CallOptions, type Connection } from "./connection.js";
 import { besidePackage, importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, FromWorker, LoadName, ToTarget, ToWorker } from "./protocol.js";
 import type { DeviceInfo, Notice, Progress } from "./types.js";
@@ -37,36 +37,36 @@ const GRACE_MS = 2000;
 /** Bytes whose loss would be felt: the browser is asked to keep them. */
 const LARGE_BYTES = 50e6;
 
-/** A line to something in a worker of this page. */
-export class WorkerLine implements Line {
+/** A connection to an object in a worker of this page. */
+export class WorkerConnection implements Connection {
   onNotice: ((notice: Notice) => void) | undefined;
   onDevice: ((device: DeviceInfo) => void) | undefined;
   onProgress: ((progress: Progress) => void) | undefined;
   /** Called once when nothing can be asked any more. */
   onEnd: ((error: TilewrightError) => void) | undefined;
   readonly target: number;
-  readonly #engine: Engine;
+  readonly #host: WorkerHost;
   #fetching: FetchServer | undefined;
   /** Why nothing can be asked any more. */
   #ended: TilewrightError | undefined;
 
   /** @internal */
-  constructor(engine: Engine, target: number) {
-    this.#engine = engine;
+  constructor(host: WorkerHost, target: number) {
+    this.#host = host;
     this.target = target;
   }
 
-  /** A line to something in a worker of its own. */
-  static async open(): Promise<WorkerLine> {
-    return (await Engine.start()).line();
+  /** A connection to something in a worker of its own. */
+  static async open(): Promise<WorkerConnection> {
+    return (await WorkerHost.start()).connect();
   }
 
-  sibling(): Line {
-    return this.#engine.line();
+  sibling(): Connection {
+    return this.#host.connect();
   }
 
   useFetch(fetch: Fetch): void {
-    this.#fetching = new FetchServer(fetch, (message) => this.#engine.post({ ...message, target: this.target }));
+    this.#fetching = new FetchServer(fetch, (message) => this.#host.post({ ...message, target: this.target }));
   }
 
   load<K extends LoadName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
@@ -77,14 +77,14 @@ export class WorkerLine implements Line {
     if (this.#ended !== undefined) {
       throw this.#ended;
     }
-    return this.#engine.call(this.target, name, args, options);
+    return this.#host.call(this.target, name, args, options);
   }
 
   async close(reason: string): Promise<void> {
     if (this.#ended === undefined) {
       const error = new TilewrightError("disposed", reason);
       this.end(error);
-      await this.#engine.hangUp(this.target, error);
+      await this.#host.release(this.target, error);
     }
   }
 
@@ -94,15 +94,15 @@ export class WorkerLine implements Line {
       case "notice":
       case "progress":
       case "device":
-        hear(this, message);
+        deliver(this, message);
         break;
       case "stored":
-        this.#engine.keepStored(message.bytes);
+        this.#host.keepStored(message.bytes);
         break;
       case "ended": {
         const error = fromWire(message.error);
         this.end(error);
-        void this.#engine.hangUp(this.target, error);
+        void this.#host.release(this.target, error);
         break;
       }
       default:
@@ -120,10 +120,10 @@ export class WorkerLine implements Line {
   }
 }
 
-/** A worker with an engine, and the lines to what it holds. It ends with the last of them. */
-class Engine {
+/** A worker, and the connections to its objects. It ends with the last of them. */
+class WorkerHost {
   #thread: Thread | undefined;
-  readonly #lines = new Map<number, WorkerLine>();
+  readonly #connections = new Map<number, WorkerConnection>();
   #nextTarget = 0;
   readonly #pending = new Map<number, Pending>();
   #nextId = 0;
@@ -136,30 +136,30 @@ class Engine {
   private constructor() {}
 
   /** Starts a worker. */
-  static async start(): Promise<Engine> {
-    const engine = new Engine();
+  static async start(): Promise<WorkerHost> {
+    const host = new WorkerHost();
     const ready = new Promise<void>((resolve, reject) => {
-      engine.#ready = resolve;
-      engine.#pending.set(-1, { target: -1, resolve: () => resolve(), reject, onEvent: undefined });
+      host.#ready = resolve;
+      host.#pending.set(-1, { target: -1, resolve: () => resolve(), reject, onEvent: undefined });
     });
-    engine.#thread = await startThread({
-      onMessage: (message) => engine.#receive(message),
-      onFailure: (reason) => engine.#end(new TilewrightError("worker_crashed", reason)),
+    host.#thread = await startThread({
+      onMessage: (message) => host.#receive(message),
+      onFailure: (reason) => host.#end(new TilewrightError("worker_crashed", reason)),
     });
     await ready;
-    engine.#pending.delete(-1);
+    host.#pending.delete(-1);
     const { wasmUrl, textWasmUrl } = fileUrls();
-    engine.#thread.post({ type: "files", wasm: wasmUrl, textWasm: textWasmUrl });
-    engine.#thread.keepAlive(false);
-    return engine;
+    host.#thread.post({ type: "files", wasm: wasmUrl, textWasm: textWasmUrl });
+    host.#thread.keepAlive(false);
+    return host;
   }
 
-  /** A line to something new. */
-  line(): WorkerLine {
-    const line = new WorkerLine(this, this.#nextTarget);
+  /** A connection to something new. */
+  connect(): WorkerConnection {
+    const connection = new WorkerConnection(this, this.#nextTarget);
     this.#nextTarget += 1;
-    this.#lines.set(line.target, line);
-    return line;
+    this.#connections.set(connection.target, connection);
+    return connection;
   }
 
   post(message: ToWorker): void {
@@ -213,8 +213,8 @@ class Engine {
   }
 
   /** Frees a target as soon as the worker has put things in order, and ends the worker if there is no other. */
-  async hangUp(target: number, reason: TilewrightError): Promise<void> {
-    this.#lines.delete(target);
+  async release(target: number, reason: TilewrightError): Promise<void> {
+    this.#connections.delete(target);
     if (this.#ended !== undefined) {
       return;
     }
@@ -232,7 +232,7 @@ class Engine {
     // The worker's memory goes with it, so it does not matter whether it came to freeing it.
     await Promise.race([this.call(target, "close", {}, {}).then(() => {}, () => {}), patience]);
     clearTimeout(timer);
-    if (this.#lines.size === 0) {
+    if (this.#connections.size === 0) {
       this.#end(reason);
     }
   }
@@ -261,7 +261,7 @@ class Engine {
         this.#end(fromWire(message.error));
         break;
       default:
-        this.#lines.get(message.target)?.receive(message);
+        this.#connections.get(message.target)?.receive(message);
     }
   }
 
@@ -297,7 +297,7 @@ class Engine {
   #end(error: TilewrightError): void {
     this.#ended ??= error;
     this.#watch.abort();
-    this.#lines.forEach((line) => line.end(error));
+    this.#connections.forEach((connection) => connection.end(error));
     this.#thread?.terminate();
     const waiting = [...this.#pending.values()];
     this.#pending.clear();
