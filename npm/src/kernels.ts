@@ -5,7 +5,7 @@ import { TilewrightError } from "./errors.js";
 import type { CallOptions, Connection } from "./connection.js";
 import { closeWith } from "./loaded.js";
 import { known } from "./options.js";
-import { registry } from "./platform.js";
+import { finalizer } from "./platform.js";
 import type { CallName, Calls, KernelCalls, Operand } from "./protocol.js";
 import type { AttentionOptions, AvailableDevice, Counters, DeviceInfo, KernelOptions, RopeOptions } from "./types.js";
 
@@ -91,7 +91,7 @@ class WorkerTensor implements DeviceTensor {
 }
 
 /** Frees tensors that nobody can reach any more. */
-const forgotten = registry<() => void>((free) => free());
+const forgotten = finalizer<() => void>((free) => free());
 
 function freeTensor(connection: Connection, kept: number): void {
   // With a worker that is gone, its memory is too.

@@ -1,7 +1,7 @@
 /** What models, encoders and cross-encoders have in common: each is loaded by a worker, runs on a device, and is freed. */
 
 import type { CallOptions, Connection } from "./connection.js";
-import { registry } from "./platform.js";
+import { finalizer } from "./platform.js";
 import type { CallName, Calls } from "./protocol.js";
 import type { Counters, DeviceInfo, MemoryInfo, TextsProgress } from "./types.js";
 
@@ -13,7 +13,7 @@ export interface Parts<Info> {
 }
 
 /** Frees what nobody refers to any more. */
-const forgotten = registry<Connection>((connection) => void connection.close("nobody refers to it any more"));
+const forgotten = finalizer<Connection>((connection) => void connection.close("nobody refers to it any more"));
 
 /** Has a connection closed when `it`, whose connection it is, has been collected. */
 export function closeWith(it: object, connection: Connection): void {

@@ -48,7 +48,7 @@ export async function wasmAt(url: string | undefined, name: string): Promise<str
   return readFile(new URL(file));
 }
 
-/** Does something with what is held for objects that have been collected; nothing on servers that have no such registry and only import this. */
-export function registry<T>(done: (held: T) => void): Pick<FinalizationRegistry<T>, "register" | "unregister"> {
-  return "FinalizationRegistry" in globalThis ? new FinalizationRegistry(done) : { register: () => {}, unregister: () => false };
+/** A `FinalizationRegistry`, or nothing on servers that have none and only import the package. */
+export function finalizer<T>(onCollected: (held: T) => void): Pick<FinalizationRegistry<T>, "register" | "unregister"> {
+  return "FinalizationRegistry" in globalThis ? new FinalizationRegistry(onCollected) : { register: () => {}, unregister: () => false };
 }

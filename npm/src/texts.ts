@@ -5,7 +5,7 @@ import { answering, continuing, Generation, type Ask } from "./generation.js";
 import type { Connection } from "./connection.js";
 import type { Loaded } from "./loaded.js";
 import { known } from "./options.js";
-import { registry } from "./platform.js";
+import { finalizer } from "./platform.js";
 import { SharedConnection } from "./shared.js";
 import type { ChatMessage, EngineChatOptions, EngineGenerateOptions, EngineOptions, EngineStats, ModelInfo } from "./types.js";
 
@@ -13,7 +13,7 @@ import type { ChatMessage, EngineChatOptions, EngineGenerateOptions, EngineOptio
 const MAX_QUEUED = 1000;
 
 /** Frees what nobody refers to any more. */
-const forgotten = registry<{ connection: Connection; engine: number }>(({ connection, engine }) => {
+const forgotten = finalizer<{ connection: Connection; engine: number }>(({ connection, engine }) => {
   // With the model it is gone as well.
   connection.call("freeEngine", { engine }).catch(() => {});
 });

@@ -45,7 +45,7 @@ const ORDER = [
   "tuning",
   "worker/port",
   "worker/turns",
-  "worker/shelf",
+  "worker/registry",
   "worker/progress",
   "worker/files",
   "worker/prefetch",

@@ -6,11 +6,11 @@ import { inspectGpu } from "../gpu.js";
 import type { Calls, KeptTensor, Operand } from "../protocol.js";
 import { Device, type DeviceTensor } from "../tilewright.js";
 import { Held } from "./held.js";
-import { Shelf } from "./shelf.js";
+import { Registry } from "./registry.js";
 
 /** A device with tensors. */
 export class HeldDevice extends Held {
-  readonly tensors = new Shelf<DeviceTensor>("tensor");
+  readonly tensors = new Registry<DeviceTensor>("tensor");
 
   async keep({ data, shape }: Calls["keepTensor"]["args"]): Promise<KeptTensor> {
     return remembered(this.tensors, await this.place.device.upload(data, Uint32Array.from(shape)));
@@ -21,7 +21,7 @@ export class HeldDevice extends Held {
   }
 }
 
-function remembered(tensors: Shelf<DeviceTensor>, tensor: DeviceTensor): KeptTensor {
+function remembered(tensors: Registry<DeviceTensor>, tensor: DeviceTensor): KeptTensor {
   return { kept: tensors.put(tensor), shape: [...tensor.shape()] };
 }
 

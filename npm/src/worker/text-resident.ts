@@ -8,7 +8,7 @@ import { Sha256, type EngineOutcome, type GenerationOptions, type Model, type Se
 import type { GenerateResult, HeadWeights, KeptSession, MemoryInfo, Piece, Timeline, TokenLogprob } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
 import { Resident } from "./resident.js";
-import { Shelf } from "./shelf.js";
+import { Registry } from "./registry.js";
 import { TextEngine } from "./text-engine.js";
 import { inTurn } from "./turns.js";
 
@@ -16,7 +16,7 @@ import { inTurn } from "./turns.js";
 export class TextResident extends Resident<Model> {
   #session: Session | undefined;
   /** What computes many texts at once. */
-  readonly #engines = new Shelf<TextEngine>("engine");
+  readonly #engines = new Registry<TextEngine>("engine");
 
   /** The model, also after it was loaded again. */
   readonly #current = (): Model => this.loaded;

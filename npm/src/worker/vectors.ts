@@ -9,13 +9,13 @@ import { Held, hold, placeOf } from "./held.js";
 import { loadOnto, type Streaming } from "./load.js";
 import type { Place } from "./place.js";
 import type { CallContext } from "./port.js";
-import { Shelf } from "./shelf.js";
+import { Registry } from "./registry.js";
 
 /** An index. */
 export class HeldIndex extends Held {
   readonly index: Index;
   /** Files of it that are being written. */
-  readonly saves = new Shelf<Saving>("save");
+  readonly saves = new Registry<Saving>("save");
 
   constructor(place: Place, index: Index) {
     super(place);

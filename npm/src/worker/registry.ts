@@ -1,9 +1,8 @@
-/** Objects of the engine that outlive a call. */
+/** Objects of the WASM module that outlive a call, by number. */
 
 import { TilewrightError } from "../errors.js";
 
-/** Objects of the engine that outlive a call, by their numbers. */
-export class Shelf<T extends { free(): void }> {
+export class Registry<T extends { free(): void }> {
   readonly #objects = new Map<number, T>();
   readonly #what: string;
   #last = 0;
