@@ -6,7 +6,7 @@ import type { CallName, Calls, ToWorker } from "./protocol.js";
 import { findAt as findTextAt } from "./text.js";
 import { findAt as findEngineAt } from "./wasm.js";
 import { handlers } from "./worker/handlers.js";
-import { find } from "./worker/held.js";
+import { findHandle } from "./worker/handles.js";
 import { Caller, connect, post, type Port } from "./worker/port.js";
 import { counted } from "./worker/turns.js";
 
@@ -45,7 +45,7 @@ async function handle<K extends CallName>(id: number, target: number, name: K, a
   try {
     const emit = (value: Calls[K]["event"]): void => post({ type: "event", id, value });
     const value = await handlers[name](args, { target, caller, signal: abort.signal, ending: stop.signal, emit });
-    for (const notice of find(target)?.place.device.takeNotices() ?? []) {
+    for (const notice of findHandle(target)?.place.device.takeNotices() ?? []) {
       caller.notify("shader_replaced", notice);
     }
     post({ type: "reply", id, value }, value instanceof Float32Array || value instanceof Uint8Array ? [value.buffer as ArrayBuffer] : []);

@@ -50,7 +50,7 @@ const ORDER = [
   "worker/files",
   "worker/prefetch",
   "worker/place",
-  "worker/held",
+  "worker/handles",
   "worker/load",
   "worker/inspect",
   "worker/kernels",

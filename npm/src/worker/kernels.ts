@@ -5,11 +5,11 @@ import { isTrap } from "../errors.js";
 import { inspectGpu } from "../gpu.js";
 import type { Calls, KeptTensor, Operand } from "../protocol.js";
 import { Device, type DeviceTensor } from "../tilewright.js";
-import { Held } from "./held.js";
+import { Handle } from "./handles.js";
 import { Registry } from "./registry.js";
 
 /** A device with tensors. */
-export class HeldDevice extends Held {
+export class DeviceHandle extends Handle {
   readonly tensors = new Registry<DeviceTensor>("tensor");
 
   async keep({ data, shape }: Calls["keepTensor"]["args"]): Promise<KeptTensor> {
@@ -27,7 +27,7 @@ function remembered(tensors: Registry<DeviceTensor>, tensor: DeviceTensor): Kept
 
 /** Runs a kernel on tensors that are kept and numbers that came along, and keeps or reads its result. */
 export async function compute<const Operands extends readonly Operand[]>(
-  { place: { device }, tensors }: HeldDevice,
+  { place: { device }, tensors }: DeviceHandle,
   operands: Operands,
   keep: boolean,
   kernel: (device: Device, ...tensors: { [I in keyof Operands]: DeviceTensor }) => DeviceTensor,
@@ -65,7 +65,7 @@ export async function compute<const Operands extends readonly Operand[]>(
 
 /** Measures a device, and completes what the engine says of it to a report. */
 export async function measure(
-  { place: { device } }: HeldDevice, { quick }: Calls["bench"]["args"], emit: (progress: BenchProgress) => void,
+  { place: { device } }: DeviceHandle, { quick }: Calls["bench"]["args"], emit: (progress: BenchProgress) => void,
 ): Promise<BenchReport> {
   const report = device.isGpu() ? await inspectGpu() : undefined;
   const adapter = report?.adapter === undefined ? undefined : report;

@@ -7,7 +7,7 @@ import { Loader, type Device, type Embedder, type FileInfo, type Index, type Mod
 import { readTuning, tuningKey, writeTuning } from "../tuning.js";
 import type { DeviceInfo } from "../types.js";
 import { describe, feed, FilesAgain, finish, open, withContents, withCopies, type Asked, type FilesRequest } from "./files.js";
-import { bytesOfOthers, placeOf } from "./held.js";
+import { bytesOfOthers, placeOf } from "./handles.js";
 import { GPU_FAILURES, openCpu, Place } from "./place.js";
 import type { Caller } from "./port.js";
 import { ProgressMeter } from "./progress.js";

@@ -7,21 +7,21 @@ import * as text from "../text.js";
 import type { MemoryInfo } from "../types.js";
 import { start } from "../wasm.js";
 import { deleteDamaged } from "./files.js";
-import { Held, hold } from "./held.js";
+import { Handle, register } from "./handles.js";
 import { loadAt, loadOnto, type Loadable, type Loaded, type Recipe } from "./load.js";
 import { GPU_FAILURES, openCpu } from "./place.js";
 import type { Caller } from "./port.js";
 import { idle, inTurn, loading } from "./turns.js";
 
 /** Something that was loaded, on its device. */
-export abstract class Resident<T extends Loadable> extends Held {
+export abstract class Resident<T extends Loadable> extends Handle {
   readonly #recipe: Recipe<T>;
   protected readonly caller: Caller;
   readonly fileBytes: number;
   protected loaded: T;
   /** What its passes may read weights from. */
   #again: Loaded<T>["again"];
-  /** What was lost with a device, while something may still hold it. */
+  /** What was lost with a device, while it may still be in use. */
   protected lost: { free(): void }[] = [];
   /** Settled, unless it is being loaded again. */
   #reloading: Promise<void> = Promise.resolve();
@@ -158,7 +158,7 @@ export function load<T extends Loadable, R extends Resident<T>>(
   const { caller, signal } = asked;
   return inTurn(caller.target, signal, () => loading(signal, async () => {
     const parts = await loadAt(recipe, recipe.request.on ?? recipe.request.device, asked);
-    const resident = hold(caller.target, new kind(recipe, caller, parts));
+    const resident = register(caller.target, new kind(recipe, caller, parts));
     if (recipe.request.verify) {
       void resident.verify(parts.copies);
     }

@@ -5,14 +5,14 @@ import type { Calls } from "../protocol.js";
 import { Index, Loader, type FileInfo, type Mol, type Saving } from "../tilewright.js";
 import type { IndexInfo, MolInfo } from "../types.js";
 import { checkCopies, type FilesRequest } from "./files.js";
-import { Held, hold, placeOf } from "./held.js";
+import { Handle, placeOf, register } from "./handles.js";
 import { loadOnto, type Streaming } from "./load.js";
 import type { Place } from "./place.js";
 import type { CallContext } from "./port.js";
 import { Registry } from "./registry.js";
 
 /** An index. */
-export class HeldIndex extends Held {
+export class IndexHandle extends Handle {
   readonly index: Index;
   /** Files of it that are being written. */
   readonly saves = new Registry<Saving>("save");
@@ -39,7 +39,7 @@ export class HeldIndex extends Held {
 }
 
 /** A mixture with its items. */
-export class HeldMol extends Held {
+export class MolHandle extends Handle {
   readonly mol: Mol;
 
   constructor(place: Place, mol: Mol) {
@@ -63,7 +63,7 @@ export class HeldMol extends Held {
 }
 
 /** Makes something in a place, which is given back if that fails. */
-async function make<T extends HeldIndex | HeldMol>(
+async function make<T extends IndexHandle | MolHandle>(
   { target, caller }: Pick<CallContext<"createIndex">, "target" | "caller">, where: Calls["createIndex"]["args"]["where"], work: (place: Place) => Promise<T>,
 ): Promise<{ info: ReturnType<T["info"]>; device: ReturnType<Place["info"]> }> {
   const place = await placeOf(where, caller);
@@ -74,12 +74,12 @@ async function make<T extends HeldIndex | HeldMol>(
     place.release();
     throw error;
   }
-  hold(target, made);
+  register(target, made);
   return { info: made.info() as ReturnType<T["info"]>, device: place.info() };
 }
 
 export function createIndex({ where, settings }: Calls["createIndex"]["args"], context: CallContext<"createIndex">): Promise<Calls["createIndex"]["reply"]> {
-  return make(context, where, async (place) => new HeldIndex(place, Index.create(place.device, settings)));
+  return make(context, where, async (place) => new IndexHandle(place, Index.create(place.device, settings)));
 }
 
 /** How the one file of what holds vectors is streamed into it. What was made of a damaged copy is not used. */
@@ -108,13 +108,13 @@ export function loadIndex(
   return make(context, where, async (place) => {
     const check = (index: Index): void => expected === undefined ? undefined : index.expect(expected);
     const { loaded } = await loadOnto(place.device, fromFile(request, (size) => Loader.index(place.device, size), check), context);
-    return new HeldIndex(place, loaded);
+    return new IndexHandle(place, loaded);
   });
 }
 
 export function loadMol({ where, storage, ...request }: Calls["loadMol"]["args"], context: CallContext<"loadMol">): Promise<Calls["loadMol"]["reply"]> {
   return make(context, where, async (place) => {
     const { loaded } = await loadOnto(place.device, fromFile(request, (size) => Loader.mol(place.device, size, storage), () => {}), context);
-    return new HeldMol(place, loaded);
+    return new MolHandle(place, loaded);
   });
 }
