@@ -1,7 +1,7 @@
 /** What the worker does for each call. */
 
 import type { Calls } from "../protocol.js";
-import { ScoreResident, VectorResident } from "./batch-resident.js";
+import { LoadedReranker, LoadedEmbedder } from "./loaded-encoder.js";
 import { freeHandle, Handle, handleOf, placeOf, readyHandle, register } from "./handles.js";
 import { compute, DeviceHandle, measure } from "./kernels.js";
 import { inspect } from "./inspect.js";
@@ -9,8 +9,8 @@ import { embedderRecipe, modelRecipe, rerankerRecipe } from "./load.js";
 import { listDevices } from "./place.js";
 import type { CallContext, Handler, Handlers } from "./port.js";
 import { prefetch } from "./prefetch.js";
-import { load, Resident } from "./resident.js";
-import { NOTHING, TextResident } from "./text-resident.js";
+import { load, LoadedModel } from "./loaded-model.js";
+import { NOTHING, LoadedTextModel } from "./loaded-text-model.js";
 import { forgetTurns, inTurn, inTurnUnless } from "./turns.js";
 import { createIndex, IndexHandle, MolHandle, loadIndex, loadMol } from "./vectors.js";
 
@@ -27,28 +27,28 @@ function making<K extends keyof Calls>(work: Handler<K>): Handler<K> {
 }
 
 export const handlers: Handlers = {
-  loadModel: (request, context) => load(TextResident, modelRecipe(request), context),
-  loadEmbedder: (request, context) => load(VectorResident, embedderRecipe(request), context),
-  loadReranker: (request, context) => load(ScoreResident, rerankerRecipe(request), context),
+  loadModel: (request, context) => load(LoadedTextModel, modelRecipe(request), context),
+  loadEmbedder: (request, context) => load(LoadedEmbedder, embedderRecipe(request), context),
+  loadReranker: (request, context) => load(LoadedReranker, rerankerRecipe(request), context),
   inspect: making(inspect),
   prefetch: making(prefetch),
   generate: (args, context) =>
-    inTurnUnless(context.target, context.signal, context.ending, NOTHING, () => handleOf(context.target, TextResident).generate(args, context)),
-  makeEngine: on(TextResident, (model, args, { target }) => model.makeEngine(args, target)),
+    inTurnUnless(context.target, context.signal, context.ending, NOTHING, () => handleOf(context.target, LoadedTextModel).generate(args, context)),
+  makeEngine: on(LoadedTextModel, (model, args, { target }) => model.makeEngine(args, target)),
   // One that waits for a lost device waits with the others, in the engine.
-  generateWith: async (args, context) => (await readyHandle(context.target, TextResident)).generateWith(args, context),
-  engineStats: async ({ engine }, { target }) => (await readyHandle(target, TextResident)).engine(engine).stats(),
-  freeEngine: ({ engine }, { target }) => handleOf(target, TextResident).freeEngine(engine),
-  saveSession: on(TextResident, (model, args) => model.saveSession(args)),
-  timeline: on(TextResident, (model) => model.timeline()),
-  headWeights: on(TextResident, (model, args) => model.headWeights(args)),
-  tokenize: async ({ text, addSpecial }, { target }) => (await readyHandle(target, TextResident)).model.tokenize(text, addSpecial),
-  detokenize: async ({ ids }, { target }) => (await readyHandle(target, TextResident)).model.detokenize(ids),
-  embed: on(VectorResident, (embedder, { texts, prompt }, { signal, emit }) => embedder.run(signal, (it) => it.embed(texts, prompt, emit))),
-  encode: async (args, { target }) => (await readyHandle(target, VectorResident)).encode(args),
-  rerank: on(ScoreResident, (reranker, { query, documents, topK }, { signal, emit }) =>
+  generateWith: async (args, context) => (await readyHandle(context.target, LoadedTextModel)).generateWith(args, context),
+  engineStats: async ({ engine }, { target }) => (await readyHandle(target, LoadedTextModel)).engine(engine).stats(),
+  freeEngine: ({ engine }, { target }) => handleOf(target, LoadedTextModel).freeEngine(engine),
+  saveSession: on(LoadedTextModel, (model, args) => model.saveSession(args)),
+  timeline: on(LoadedTextModel, (model) => model.timeline()),
+  headWeights: on(LoadedTextModel, (model, args) => model.headWeights(args)),
+  tokenize: async ({ text, addSpecial }, { target }) => (await readyHandle(target, LoadedTextModel)).model.tokenize(text, addSpecial),
+  detokenize: async ({ ids }, { target }) => (await readyHandle(target, LoadedTextModel)).model.detokenize(ids),
+  embed: on(LoadedEmbedder, (embedder, { texts, prompt }, { signal, emit }) => embedder.run(signal, (it) => it.embed(texts, prompt, emit))),
+  encode: async (args, { target }) => (await readyHandle(target, LoadedEmbedder)).encode(args),
+  rerank: on(LoadedReranker, (reranker, { query, documents, topK }, { signal, emit }) =>
     reranker.run(signal, (it) => it.rerank(query, documents, topK, emit))),
-  memory: async (_, { target }) => (await readyHandle(target, Resident)).memory(),
+  memory: async (_, { target }) => (await readyHandle(target, LoadedModel)).memory(),
   counters: (_, { target }) => handleOf(target, Handle).place.device.counters(),
   destroyDevice(_, { target }) {
     handleOf(target, Handle).place.device.destroy();

@@ -14,7 +14,7 @@ import type { Caller } from "./port.js";
 import { idle, inTurn, loading } from "./turns.js";
 
 /** Something that was loaded, on its device. */
-export abstract class Resident<T extends Loadable> extends Handle {
+export abstract class LoadedModel<T extends Loadable> extends Handle {
   readonly #recipe: Recipe<T>;
   protected readonly caller: Caller;
   readonly fileBytes: number;
@@ -150,7 +150,7 @@ export abstract class Resident<T extends Loadable> extends Handle {
 }
 
 /** Opens a device or takes the one that is named, loads onto it, and says what was loaded. */
-export function load<T extends Loadable, R extends Resident<T>>(
+export function load<T extends Loadable, R extends LoadedModel<T>>(
   kind: new (recipe: Recipe<T>, caller: Caller, loaded: Loaded<T>) => R,
   recipe: Recipe<T>,
   asked: { caller: Caller; signal: AbortSignal },
@@ -158,10 +158,10 @@ export function load<T extends Loadable, R extends Resident<T>>(
   const { caller, signal } = asked;
   return inTurn(caller.target, signal, () => loading(signal, async () => {
     const parts = await loadAt(recipe, recipe.request.on ?? recipe.request.device, asked);
-    const resident = register(caller.target, new kind(recipe, caller, parts));
+    const model = register(caller.target, new kind(recipe, caller, parts));
     if (recipe.request.verify) {
-      void resident.verify(parts.copies);
+      void model.verify(parts.copies);
     }
-    return resident.info() as ReturnType<R["info"]>;
+    return model.info() as ReturnType<R["info"]>;
   }));
 }

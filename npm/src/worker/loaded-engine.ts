@@ -11,7 +11,7 @@ import { nextTask, type CallContext } from "./port.js";
 type Reload = (lost: unknown, signal: AbortSignal) => Promise<Model>;
 
 /** An engine, and who computes for it. */
-export class TextEngine {
+export class LoadedEngine {
   readonly #make: () => Engine;
   readonly #reload: Reload;
   #engine: Engine | undefined;

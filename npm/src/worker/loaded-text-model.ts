@@ -7,16 +7,16 @@ import * as text from "../text.js";
 import { Sha256, type EngineOutcome, type GenerationOptions, type Model, type Session } from "../tilewright.js";
 import type { GenerateResult, HeadWeights, KeptSession, MemoryInfo, Piece, Timeline, TokenLogprob } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
-import { Resident } from "./resident.js";
+import { LoadedModel } from "./loaded-model.js";
 import { Registry } from "./registry.js";
-import { TextEngine } from "./text-engine.js";
+import { LoadedEngine } from "./loaded-engine.js";
 import { inTurn } from "./turns.js";
 
 /** A model and its one sequence of tokens. */
-export class TextResident extends Resident<Model> {
+export class LoadedTextModel extends LoadedModel<Model> {
   #session: Session | undefined;
   /** What computes many texts at once. */
-  readonly #engines = new Registry<TextEngine>("engine");
+  readonly #engines = new Registry<LoadedEngine>("engine");
 
   /** The model, also after it was loaded again. */
   readonly #current = (): Model => this.loaded;
@@ -46,7 +46,7 @@ export class TextResident extends Resident<Model> {
   /** An engine's number. */
   makeEngine(settings: EngineSettings, target: number): number {
     let its = this.loaded;
-    return this.#engines.put(new TextEngine(this.#current, settings, (lost, signal) => inTurn(target, signal, async () => {
+    return this.#engines.put(new LoadedEngine(this.#current, settings, (lost, signal) => inTurn(target, signal, async () => {
       // Unless it was loaded again for another engine, or for a text of the model's own.
       if (its === this.loaded) {
         this.#replace(await this.rebuild(lost, signal));
@@ -58,7 +58,7 @@ export class TextResident extends Resident<Model> {
   }
 
   /** The engine with a number. */
-  engine(number: number): TextEngine {
+  engine(number: number): LoadedEngine {
     const engine = this.#engines.find(number);
     if (engine === undefined) {
       throw new TilewrightError("disposed", "the engine was freed");

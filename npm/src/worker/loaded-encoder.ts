@@ -3,10 +3,10 @@
 import { codeOf } from "../errors.js";
 import type { Calls } from "../protocol.js";
 import type { Embedder, Reranker } from "../tilewright.js";
-import { Resident } from "./resident.js";
+import { LoadedModel } from "./loaded-model.js";
 
 /** What a call computes from its texts alone: when a device is lost, another one computes it anew. */
-export abstract class BatchResident<T extends Embedder | Reranker> extends Resident<T> {
+export abstract class LoadedEncoder<T extends Embedder | Reranker> extends LoadedModel<T> {
   /** What `work` gives, which is nothing once it is cancelled. */
   async run<R>(signal: AbortSignal, work: (loaded: T) => Promise<R | undefined>): Promise<R> {
     try {
@@ -41,11 +41,11 @@ export abstract class BatchResident<T extends Embedder | Reranker> extends Resid
 }
 
 /** An encoder. */
-export class VectorResident extends BatchResident<Embedder> {
+export class LoadedEmbedder extends LoadedEncoder<Embedder> {
   encode({ text, prompt }: Calls["encode"]["args"]): Uint32Array {
     return this.loaded.encode(text, prompt);
   }
 }
 
 /** A cross-encoder. */
-export class ScoreResident extends BatchResident<Reranker> {}
+export class LoadedReranker extends LoadedEncoder<Reranker> {}
