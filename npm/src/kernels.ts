@@ -2,11 +2,11 @@
 
 import { WorkerConnection } from "./worker-connection.js";
 import { TilewrightError } from "./errors.js";
-import type { CallOptions, Connection } from "./connection.js";
-import { closeWith } from "./loaded.js";
+import type { Connection } from "./connection.js";
+import { WorkerObject } from "./loaded.js";
 import { known } from "./options.js";
 import { finalizer } from "./platform.js";
-import type { CallName, Calls, KernelCalls, Operand } from "./protocol.js";
+import type { KernelCalls, Operand } from "./protocol.js";
 import type { AttentionOptions, AvailableDevice, Counters, DeviceInfo, KernelOptions, RopeOptions } from "./types.js";
 
 /** What a kernel computes on: numbers that are sent along, or a tensor that is on the device already. */
@@ -23,31 +23,14 @@ export interface DeviceTensor {
   [Symbol.dispose](): void;
 }
 
-/** A device in a worker. It is closed some time after the last reference to its kernels and tensors has gone. */
-class OpenDevice {
-  readonly #line: Connection;
-
-  constructor(connection: Connection) {
-    this.#line = connection;
-    closeWith(this, connection);
+/** A device in a worker. Its kernels and tensors refer to it. */
+class OpenDevice extends WorkerObject<undefined> {
+  constructor(connection: Connection, device: DeviceInfo) {
+    super({ connection, info: undefined, device }, "device");
   }
 
-  call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
-    return this.#line.call(name, args, { ...options, keeps: this });
-  }
-
-  /** Has a tensor freed when `it` has been collected. */
-  freeWith(it: object, tensor: number): void {
-    const connection = this.#line;
-    forgotten.register(it, () => freeTensor(connection, tensor), it);
-  }
-
-  free(tensor: number): void {
-    freeTensor(this.#line, tensor);
-  }
-
-  close(reason: string): Promise<void> {
-    return this.#line.close(reason);
+  freeTensor(kept: number): void {
+    freeTensor(this.connection, kept);
   }
 }
 
@@ -62,7 +45,8 @@ class WorkerTensor implements DeviceTensor {
     this.#device = device;
     this.#id = id;
     this.shape = shape;
-    device.freeWith(this, id);
+    const { connection } = device;
+    forgotten.register(this, () => freeTensor(connection, id), this);
   }
 
   /** Its number on this device. Throws if it has none there. */
@@ -79,7 +63,7 @@ class WorkerTensor implements DeviceTensor {
 
   free(): void {
     if (this.#id !== undefined) {
-      this.#device.free(this.#id);
+      this.#device.freeTensor(this.#id);
       this.#id = undefined;
       forgotten.unregister(this);
     }
@@ -122,18 +106,20 @@ function copied(kernel: string, operand: string, data: unknown): Float32Array<Ar
  */
 export class Kernels {
   readonly #device: OpenDevice;
-  /** What runs the kernels. */
-  readonly device: DeviceInfo;
 
-  private constructor(connection: Connection, device: DeviceInfo) {
-    this.#device = new OpenDevice(connection);
-    this.device = device;
+  private constructor(device: OpenDevice) {
+    this.#device = device;
+  }
+
+  /** What runs the kernels. */
+  get device(): DeviceInfo {
+    return this.#device.device;
   }
 
   /** Opens a device in a worker of its own. */
   static async open(options: KernelOptions = {}): Promise<Kernels> {
     const { connection, device } = await openDevice(known("Kernels.open", options));
-    return new Kernels(connection, device);
+    return new Kernels(new OpenDevice(connection, device));
   }
 
   /** Puts numbers on the device, to stay there. They are copied; `shape` is theirs in row-major order. */
@@ -228,7 +214,7 @@ export class Kernels {
 
   /** Frees the device and its worker. */
   free(): void {
-    void this.#device.close("the kernels were freed");
+    this.#device.free();
   }
 
   [Symbol.dispose](): void {

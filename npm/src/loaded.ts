@@ -1,69 +1,64 @@
-/** What models, encoders and cross-encoders have in common: each is loaded by a worker, runs on a device, and is freed. */
+/** Objects of a worker, as callers hold them. */
 
 import type { CallOptions, Connection } from "./connection.js";
 import { finalizer } from "./platform.js";
 import type { CallName, Calls } from "./protocol.js";
 import type { Counters, DeviceInfo, MemoryInfo, TextsProgress } from "./types.js";
 
-/** What a worker has loaded. */
+/** The parts of such an object. */
 export interface Parts<Info> {
   connection: Connection;
   info: Info;
   device: DeviceInfo;
 }
 
-/** Frees what nobody refers to any more. */
+/** Frees objects that were collected. */
 const forgotten = finalizer<Connection>((connection) => void connection.close("nobody refers to it any more"));
 
-/** Has a connection closed when `it`, whose connection it is, has been collected. */
-export function closeWith(it: object, connection: Connection): void {
-  forgotten.register(it, connection);
-}
-
-/** Something that is loaded. It is freed by `free`, or some time after the last reference to it has gone. */
-export abstract class Loaded<Info> {
+/** An object of a worker. It is freed by `free`, or some time after the last reference to it is gone. */
+export abstract class WorkerObject<Info> {
   /** @internal */
   readonly connection: Connection;
+  readonly #kind: string;
   readonly #state: { device: DeviceInfo };
-  /** What the model's files say. */
-  readonly info: Info;
+  #info: Info;
 
-  protected constructor({ connection, info, device }: Parts<Info>) {
+  protected constructor({ connection, info, device }: Parts<Info>, kind = "model") {
     this.connection = connection;
-    this.info = info;
+    this.#kind = kind;
+    this.#info = info;
     const state = { device };
     this.#state = state;
-    // Connections outlive what nobody refers to any more.
+    // The connection outlives this object, so it must not refer to it.
     connection.onDevice = (current) => {
       state.device = current;
     };
-    closeWith(this, connection);
+    forgotten.register(this, connection);
   }
 
-  /** What runs the model. Another one than at first after a device was lost. */
+  /** What the files say; of vectors, what they were after the last call that changes them. */
+  get info(): Info {
+    return this.#info;
+  }
+
+  protected set info(info: Info) {
+    this.#info = info;
+  }
+
+  /** What runs it. Changes if a device is lost and the model is loaded onto another. */
   get device(): DeviceInfo {
     return this.#state.device;
   }
 
-  /** Memory that the model takes now, in bytes. */
-  memory(): Promise<MemoryInfo> {
-    return this.call("memory", {});
-  }
-
-  /** What the device has done since it was opened. */
-  counters(): Promise<Counters> {
-    return this.call("counters", {});
-  }
-
   /**
-   * Destroys the GPU device, as a driver's reset would. For tests of what happens then: the next work opens another one and loads the
-   * model again. Does nothing on the CPU.
+   * Destroys the GPU device, as a driver's reset would. For tests of what happens then: the next work of a model opens another device and
+   * loads the model again. Does nothing on the CPU.
    */
   async destroyDevice(): Promise<void> {
     await this.call("destroyDevice", {});
   }
 
-  /** Frees the model, and its device and worker if nothing else is there. What is still asked of it is rejected with `disposed`. */
+  /** Frees it, and its device and worker if nothing else uses them. Pending and later calls are rejected with `disposed`. */
   free(): void {
     void this[Symbol.asyncDispose]();
   }
@@ -74,12 +69,25 @@ export abstract class Loaded<Info> {
 
   /** As `free`; resolves when it is done. */
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.connection.close("the model was freed");
+    await this.connection.close(`the ${this.#kind} was freed`);
   }
 
-  /** Asks the worker. It is not collected meanwhile. @internal */
+  /** Calls the worker. The object is not collected meanwhile. @internal */
   call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
     return this.connection.call(name, args, { ...options, keeps: this });
+  }
+}
+
+/** A loaded model, encoder or reranker. */
+export abstract class Loaded<Info> extends WorkerObject<Info> {
+  /** Memory that the model takes now, in bytes. */
+  memory(): Promise<MemoryInfo> {
+    return this.call("memory", {});
+  }
+
+  /** What the device has done since it was opened. */
+  counters(): Promise<Counters> {
+    return this.call("counters", {});
   }
 }
 

@@ -3,7 +3,7 @@
 import type { Embeddings } from "./embeddings.js";
 import { TilewrightError } from "./errors.js";
 import { idsOf, isId, vectorsOf } from "./given.js";
-import { Kept, makeIn } from "./kept.js";
+import { VectorCollection, makeIn } from "./vector-collection.js";
 import type { MolOptions } from "./load-options.js";
 import { defined } from "./loaded.js";
 import { known } from "./options.js";
@@ -24,7 +24,7 @@ import type { FileSource, Hit, MolInfo, MolSearchOptions } from "./types.js";
  * Ids count the items as they are appended; many at once are searched faster than a few at a time. Calls queue up in the order in which
  * they are made. A device that is lost takes its items along: calls are rejected with `device_lost` from then on.
  */
-export class Mol extends Kept<MolInfo> {
+export class Mol extends VectorCollection<MolInfo> {
   /**
    * A mixture without items, from the content (or the `Response` that brings it) or the address of a safetensors file with the names of RAILS; in Node and Deno also a path. `hf:owner/repo/path` is a file of a hub, `hf:owner/repo` the one that is there.
    * Whether it was trained on the vectors of the encoder that it is `on`, `info.model` tells, where the file does.
@@ -38,18 +38,6 @@ export class Mol extends Kept<MolInfo> {
     const hub = defined({ revision, token, headers, endpoint, sha256 });
     const args = { source: await specOf(source, signal, hub, "file"), cache, ...defined({ storage }) };
     return new Mol(await makeIn(place, (connection, where) => connection.call("loadMol", { where, ...args }, { signal })), "mixture");
-  }
-
-  /**
-   * Appends items, vectors one behind the other, and resolves to the id of the first; those of the others follow.
-   *
-   * @throws {@link TilewrightError}, `option`, if a number is not finite or the last vector is not whole; nothing is appended then.
-   */
-  async append(vectors: Float32Array | Embeddings): Promise<number> {
-    const mine = vectorsOf("vectors", vectors);
-    const { first, info } = await this.call("appendItems", { vectors: mine }, { transfer: [mine.buffer] });
-    this.info = info;
-    return first;
   }
 
   /**

@@ -259,9 +259,8 @@ export interface Calls extends KernelCalls {
   freeTensor: { args: { kept: number }; event: never; reply: undefined };
   createIndex: { args: { where: Where; settings: IndexSettings }; event: never; reply: MadeVectors<IndexInfo> };
   loadIndex: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; expected?: ExpectedModel }; event: never; reply: MadeVectors<IndexInfo> };
-  /** Replies with the first vector's id and what the index is now. */
-  appendVectors: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: IndexInfo } };
-  /** Replies with how many were there until now and what the index is now. */
+  /** Of an index or a mixture. */
+  appendVectors: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: IndexInfo | MolInfo } };
   deleteVectors: { args: { ids: Uint32Array }; event: never; reply: { deleted: number; info: IndexInfo } };
   searchVectors: { args: { queries: Float32Array; k: number; filter?: Uint32Array }; event: never; reply: Hit[][] };
   /** Begins to write the index as it is now, and gives the number under which its pieces are asked for. */
@@ -270,7 +269,6 @@ export interface Calls extends KernelCalls {
   savedPiece: { args: { save: number }; event: never; reply: Uint8Array | undefined };
   endSave: { args: { save: number }; event: never; reply: undefined };
   loadMol: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; storage?: VectorStorage }; event: never; reply: MadeVectors<MolInfo> };
-  appendItems: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: MolInfo } };
   searchItems: { args: { queries: Float32Array; k: number; method?: MolMethod; users?: Uint32Array }; event: never; reply: Hit[][] };
 }
 

@@ -85,7 +85,7 @@ function tellOthers(): void {
   }
 }
 
-/** Kept sessions of all models. */
+/** Stored sessions of all models. */
 export class Sessions {
   readonly #store: Store;
   /** Called when other sessions are kept than before. */

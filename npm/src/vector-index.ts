@@ -3,7 +3,7 @@
 import type { Embeddings } from "./embeddings.js";
 import { TilewrightError } from "./errors.js";
 import { idsOf, isId, vectorsOf } from "./given.js";
-import { Kept, makeIn } from "./kept.js";
+import { VectorCollection, makeIn } from "./vector-collection.js";
 import type { IndexOptions, KeptOptions, LoadIndexOptions } from "./load-options.js";
 import { defined } from "./loaded.js";
 import { known } from "./options.js";
@@ -24,7 +24,7 @@ import type { EmbedderInfo, FileSource, Hit, IndexInfo, SearchOptions } from "./
  * Ids count the vectors as they are appended. Calls queue up in the order in which they are made. A device that is lost takes its indices
  * along: their calls are rejected with `device_lost` from then on; `load` makes new ones of what `save` gave.
  */
-export class Index extends Kept<IndexInfo> {
+export class Index extends VectorCollection<IndexInfo> {
   /** An empty index. */
   static async create(options: IndexOptions): Promise<Index> {
     const { dims, metric, storage, model, ...place } = known("Index.create", options);
@@ -55,19 +55,6 @@ export class Index extends Kept<IndexInfo> {
     const spec = await specOf(source, signal, defined({ revision, token, headers, endpoint }), "file");
     const args = { source: spec, cache, ...defined({ expected }) };
     return new Index(await makeIn(place, (connection, where) => connection.call("loadIndex", { where, ...args }, { signal })), "index");
-  }
-
-  /**
-   * Appends vectors, one behind the other, and resolves to the id of the first; those of the others follow.
-   *
-   * @throws {@link TilewrightError}, `index`, that names the vector if one is not finite, is zero where cosines are looked for, or has not
-   * as many numbers; nothing is appended then.
-   */
-  async append(vectors: Float32Array | Embeddings): Promise<number> {
-    const mine = vectorsOf("vectors", vectors);
-    const { first, info } = await this.call("appendVectors", { vectors: mine }, { transfer: [mine.buffer] });
-    this.info = info;
-    return first;
   }
 
   /** Deletes vectors: they are not found any more. Resolves to how many were there until now. */

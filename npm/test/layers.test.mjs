@@ -77,7 +77,7 @@ const ORDER = [
   "reranker",
   "kernels",
   "bench",
-  "kept",
+  "vector-collection",
   "vector-index",
   "mol",
 

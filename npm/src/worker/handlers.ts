@@ -1,6 +1,7 @@
 /** What the worker does for each call. */
 
 import type { Calls } from "../protocol.js";
+import type { Index, Mol } from "../tilewright.js";
 import { LoadedReranker, LoadedEmbedder } from "./loaded-encoder.js";
 import { freeHandle, Handle, handleOf, placeOf, readyHandle, register } from "./handles.js";
 import { compute, DeviceHandle, measure } from "./kernels.js";
@@ -12,7 +13,7 @@ import { prefetch } from "./prefetch.js";
 import { load, LoadedModel } from "./loaded-model.js";
 import { NOTHING, LoadedTextModel } from "./loaded-text-model.js";
 import { forgetTurns, inTurn, inTurnUnless } from "./turns.js";
-import { createIndex, IndexHandle, MolHandle, loadIndex, loadMol } from "./vectors.js";
+import { createIndex, IndexHandle, loadIndex, loadMol, MolHandle, VectorsHandle } from "./vectors.js";
 
 /** A call on something of a kind, in its turn. */
 function on<K extends keyof Calls, T extends Handle>(
@@ -67,15 +68,14 @@ export const handlers: Handlers = {
   freeTensor: on(DeviceHandle, ({ tensors }, { kept }) => tensors.free(kept)),
   createIndex: making(createIndex),
   loadIndex: making(loadIndex),
-  appendVectors: on(IndexHandle, async (it, { vectors }) => ({ first: await it.index.append(vectors), info: it.info() })),
-  deleteVectors: on(IndexHandle, (it, { ids }) => ({ deleted: it.index.delete(ids), info: it.info() })),
-  searchVectors: on(IndexHandle, ({ index }, { queries, k, filter }) => index.search(queries, k, filter)),
-  beginSave: on(IndexHandle, ({ index, saves }) => saves.put(index.saving())),
+  appendVectors: on(VectorsHandle<Index | Mol>, async (it, { vectors }) => ({ first: await it.vectors.append(vectors), info: it.info() })),
+  deleteVectors: on(IndexHandle, (it, { ids }) => ({ deleted: it.vectors.delete(ids), info: it.info() })),
+  searchVectors: on(IndexHandle, ({ vectors }, { queries, k, filter }) => vectors.search(queries, k, filter)),
+  beginSave: on(IndexHandle, ({ vectors, saves }) => saves.put(vectors.saving())),
   savedPiece: on(IndexHandle, ({ saves }, { save }) => saves.get(save).next()),
   endSave: on(IndexHandle, ({ saves }, { save }) => saves.free(save)),
   loadMol: making(loadMol),
-  appendItems: on(MolHandle, async (it, { vectors }) => ({ first: await it.mol.append(vectors), info: it.info() })),
-  searchItems: on(MolHandle, ({ mol }, { queries, k, method, users }) => mol.search(queries, k, method, users)),
+  searchItems: on(MolHandle, ({ vectors }, { queries, k, method, users }) => vectors.search(queries, k, method, users)),
   matmul: on(DeviceHandle, (on, { operands: { a, b }, options: { m, n, k }, keep }) => compute(on, [a, b], keep, (device, a, b) => device.matmul(a, b, m, n, k))),
   rmsNorm: on(DeviceHandle, (on, { operands: { x, weight }, options: { eps }, keep }) =>
     compute(on, [x, weight], keep, (device, x, weight) => device.rmsNorm(x, weight, eps))),

@@ -11,54 +11,38 @@ import type { Place } from "./place.js";
 import type { CallContext } from "./port.js";
 import { Registry } from "./registry.js";
 
-/** An index. */
-export class IndexHandle extends Handle {
-  readonly index: Index;
-  /** Files of it that are being written. */
-  readonly saves = new Registry<Saving>("save");
+/** Vectors on a device. */
+export abstract class VectorsHandle<T extends Index | Mol> extends Handle {
+  readonly vectors: T;
 
-  constructor(place: Place, index: Index) {
+  constructor(place: Place, vectors: T) {
     super(place);
-    this.index = index;
+    this.vectors = vectors;
   }
 
-  /** What it says, without what it does not know. */
-  info(): IndexInfo {
-    const { model, pooling, ...info } = this.index.info();
-    return { ...info, ...(model === null ? {} : { model }), ...(pooling === null ? {} : { pooling }) };
+  /** Their facts without those that are unknown, which are `null`. */
+  info(): T extends Index ? IndexInfo : MolInfo {
+    return Object.fromEntries(Object.entries(this.vectors.info()).filter(([, value]) => value !== null)) as never;
   }
 
   override bytes(): number {
-    return this.index.info().sizeBytes;
+    return this.vectors.info().sizeBytes;
   }
 
   protected override release(): void {
-    this.saves.clear();
-    this.index.free();
+    this.vectors.free();
   }
 }
 
-/** A mixture with its items. */
-export class MolHandle extends Handle {
-  readonly mol: Mol;
+export class MolHandle extends VectorsHandle<Mol> {}
 
-  constructor(place: Place, mol: Mol) {
-    super(place);
-    this.mol = mol;
-  }
-
-  /** What it says, without what it does not know. */
-  info(): MolInfo {
-    const { model, ...info } = this.mol.info();
-    return { ...info, ...(model === null ? {} : { model }) };
-  }
-
-  override bytes(): number {
-    return this.mol.info().sizeBytes;
-  }
+export class IndexHandle extends VectorsHandle<Index> {
+  /** Files that are being written. */
+  readonly saves = new Registry<Saving>("save");
 
   protected override release(): void {
-    this.mol.free();
+    this.saves.clear();
+    super.release();
   }
 }
 
