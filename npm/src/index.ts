@@ -28,5 +28,5 @@ export { type EmbeddingRequest, type EmbeddingResponse } from "./openai/embeddin
 export { type SamplingFields } from "./openai/request.js";
 export { Reranker } from "./reranker.js";
 export { sessions } from "./sessions.js";
-export { Engine } from "./texts.js";
+export { Engine } from "./engine.js";
 export type * from "./types.js";

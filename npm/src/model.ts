@@ -13,7 +13,7 @@ import { known } from "./options.js";
 import table from "./models.js";
 import { PEFT_FILES, type ModelRequest, type SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
-import { Engine } from "./texts.js";
+import { Engine } from "./engine.js";
 import type {
   CachedModel, ChatMessage, ChatOptions, EngineOptions, GenerateOptions, HeadOptions, HeadWeights, KeptSession, KnownModel, ModelInfo, ModelReport,
   ModelSource, PrefetchOptions, RemoveOptions, SaveSessionOptions, Timeline, TokenizeOptions,

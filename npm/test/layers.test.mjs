@@ -70,7 +70,7 @@ const ORDER = [
   "inspect",
   "format",
   "generation",
-  "texts",
+  "engine",
   "models",
   "model",
   "embedder",
