@@ -1,7 +1,7 @@
 /** A connection to what a worker holds: to that worker (`worker-connection.ts`), or through another tab (`shared.ts`). */
 
 import type { Fetch } from "./fetching.js";
-import type { CallName, Calls, LoadName, Told } from "./protocol.js";
+import type { CallName, Calls, LoadName, Report } from "./protocol.js";
 import type { DeviceInfo, Notice, Progress } from "./types.js";
 
 /** Options of a call. */
@@ -36,7 +36,7 @@ export interface Connection {
 }
 
 /** Passes a report on a target to its callbacks. */
-export function deliver(connection: Connection, message: Told): void {
+export function deliver(connection: Connection, message: Report): void {
   switch (message.type) {
     case "notice":
       connection.onNotice?.(message.notice);

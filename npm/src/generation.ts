@@ -29,8 +29,8 @@ export function answering(messages: readonly ChatMessage[], options: ChatOptions
   const { tools, toolChoice, parallelToolCalls, thinking, responseFormat, documents, templateVariables, templateName, continueFinalMessage, ...generate } =
   options;
   const variables = typeof thinking !== "boolean" ? templateVariables : { enable_thinking: thinking, thinking, ...templateVariables };
-  const told = defined({ tools, documents, templateVariables: variables, templateName, continueFinalMessage });
-  const prompt: Prompt = { kind: "chat", messages: messages.map((message) => ({ ...message })), told };
+  const templateOptions = defined({ tools, documents, templateVariables: variables, templateName, continueFinalMessage });
+  const prompt: Prompt = { kind: "chat", messages: messages.map((message) => ({ ...message })), templateOptions };
   return { prompt, options: generate, answer: () => {
     const constraint = constraintOf(responseFormat);
     const choice = toolChoiceOf(toolChoice);

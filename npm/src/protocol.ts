@@ -143,7 +143,7 @@ export type EngineSettings = EngineOptions;
 export type Prompt =
   | { kind: "text"; text: string }
   | { kind: "tokens"; ids: Uint32Array }
-  | { kind: "chat"; messages: ChatMessage[]; told: TemplateOptions };
+  | { kind: "chat"; messages: ChatMessage[]; templateOptions: TemplateOptions };
 
 /** What a chat template is told besides the messages. */
 export type TemplateOptions = Omit<ChatOptions, keyof GenerateOptions | "toolChoice" | "parallelToolCalls" | "thinking">;
@@ -315,7 +315,7 @@ export type ToTarget =
   | { type: "ended"; error: WireError };
 
 /** What whoever uses a target is told of it. */
-export type Told = Extract<ToTarget, { type: "notice" | "progress" | "device" }>;
+export type Report = Extract<ToTarget, { type: "notice" | "progress" | "device" }>;
 
 /** From the worker to the caller's thread. */
 export type FromWorker =

@@ -68,7 +68,7 @@ export function openSessions(make: boolean): Promise<Sessions | undefined>;
 export async function openSessions(make: boolean): Promise<Sessions | undefined> {
   if (opened === undefined) {
     const store = await openFolder(FOLDER, make);
-    opened ??= store && new Sessions(store, tellOthers);
+    opened ??= store && new Sessions(store, notifyOthers);
     if (listening === undefined && globalThis.BroadcastChannel !== undefined) {
       listening = new BroadcastChannel(CHANNEL);
       listening.onmessage = () => opened?.forget();
@@ -77,7 +77,7 @@ export async function openSessions(make: boolean): Promise<Sessions | undefined>
   return opened;
 }
 
-function tellOthers(): void {
+function notifyOthers(): void {
   if (globalThis.BroadcastChannel !== undefined) {
     const channel = new BroadcastChannel(CHANNEL);
     channel.postMessage("changed");
@@ -326,7 +326,7 @@ async function attempt<T>(work: (kept: Sessions | undefined) => Promise<T>): Pro
       throw error;
     }
   }
-  return storing(() => work(store && new Sessions(store, tellOthers)));
+  return storing(() => work(store && new Sessions(store, notifyOthers)));
 }
 
 /** The same for what the storage is open for. */

@@ -8,13 +8,13 @@ import { WorkerConnection } from "./worker-connection.js";
 import { fromWire, messageOf, TilewrightError, toWire, type WireError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
 import { deliver, type CallOptions, type Connection } from "./connection.js";
-import type { CallName, Calls, GenerateEvent, GenerateRequest, LoadName, Told } from "./protocol.js";
+import type { CallName, Calls, GenerateEvent, GenerateRequest, LoadName, Report } from "./protocol.js";
 import type { DeviceInfo, Notice, Piece, Progress } from "./types.js";
 
 /** Whether there are tabs here, and the means to share among them. */
 export const canShare = typeof BroadcastChannel !== "undefined" && globalThis.navigator?.locks !== undefined && "document" in globalThis;
 
-/** What tabs tell each other of what they share. */
+/** Messages between tabs. */
 type Message =
   /** A tab is there. */
   | { type: "hello"; from: string }
@@ -22,7 +22,7 @@ type Message =
   | { type: "bye"; from: string }
   /** A tab leads, and has loaded. */
   | { type: "ready"; from: string; info: unknown; device: DeviceInfo }
-  | { type: "told"; from: string; message: Told }
+  | { type: "report"; from: string; message: Report }
   /** From a tab to the one that leads. */
   | { type: "call"; from: string; id: number; name: CallName; args: Calls[CallName]["args"] }
   | { type: "abort" | "stop"; from: string; id: number }
@@ -36,7 +36,7 @@ const FIELDS: Readonly<Record<Message["type"], Readonly<Record<string, "string" 
   hello: { from: "string" },
   bye: { from: "string" },
   ready: { from: "string", info: "object", device: "object" },
-  told: { from: "string", message: "object" },
+  report: { from: "string", message: "object" },
   call: { from: "string", id: "number", name: "string", args: "object" },
   abort: { from: "string", id: "number" },
   stop: { from: "string", id: "number" },
@@ -242,13 +242,13 @@ export class SharedConnection implements Connection {
   async #serve<K extends LoadName>(name: K, args: Calls[K]["args"]): Promise<void> {
     const isNext = this.#info !== undefined;
     const connection = await WorkerConnection.open();
-    const tell = (message: Told): void => {
+    const report = (message: Report): void => {
       this.#deliver(message);
-      this.#post({ type: "told", from: this.#id, message });
+      this.#post({ type: "report", from: this.#id, message });
     };
-    connection.onNotice = (notice) => tell({ type: "notice", notice });
-    connection.onProgress = (progress) => tell({ type: "progress", progress });
-    connection.onDevice = (device) => tell({ type: "device", device });
+    connection.onNotice = (notice) => report({ type: "notice", notice });
+    connection.onProgress = (progress) => report({ type: "progress", progress });
+    connection.onDevice = (device) => report({ type: "device", device });
     if (this.#fetch !== undefined) {
       connection.useFetch(this.#fetch);
     }
@@ -263,7 +263,7 @@ export class SharedConnection implements Connection {
       const info = await connection.load(name, args, { signal: this.#gone.signal });
       this.#local = connection;
       if (isNext) {
-        tell({ type: "notice", notice: { code: "taken_over", message: "the tab that had the model was closed; another tab has loaded it again" } });
+        report({ type: "notice", notice: { code: "taken_over", message: "the tab that had the model was closed; another tab has loaded it again" } });
       }
       this.#ready(this.#id, info);
       this.#answerHello();
@@ -329,7 +329,7 @@ export class SharedConnection implements Connection {
     return pending;
   }
 
-  #deliver(message: Told): void {
+  #deliver(message: Report): void {
     if (message.type === "device") {
       this.#device = message.device;
     }
@@ -353,7 +353,7 @@ export class SharedConnection implements Connection {
         }
         this.#ready(message.from, message.info);
         break;
-      case "told":
+      case "report":
         this.#deliver(message.message);
         break;
       case "call":

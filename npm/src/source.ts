@@ -692,8 +692,8 @@ class UrlFile implements ModelFile {
     const file = new UrlFile(spec, context, httpCache);
     try {
       await file.#claim();
-      const isTold = file.#expected !== undefined || file.#git !== undefined;
-      if (context.peek !== true && isTold && (file.#isPinned || !file.#isComplete)) {
+      const hasDigest = file.#expected !== undefined || file.#git !== undefined;
+      if (context.peek !== true && hasDigest && (file.#isPinned || !file.#isComplete)) {
         file.#digest ??= context.newDigest();
         file.#gitDigest = file.#git && new GitDigest(file.#git.size);
       }

@@ -69,8 +69,8 @@ export async function answerOf(
     if (!reads || prompt.kind !== "chat") {
       return new Answer(words.guide(constraint ?? "", endIds), undefined);
     }
-    const { messages, told } = prompt;
-    const begun = told.continueFinalMessage === true ? messages.at(-1)?.content : undefined;
+    const { messages, templateOptions } = prompt;
+    const begun = templateOptions.continueFinalMessage === true ? messages.at(-1)?.content : undefined;
     const given = typeof begun === "string" ? begun : undefined;
     const reader = words.answerReader(model().templates(), tools, ids, given, messages.length * 100);
     try {

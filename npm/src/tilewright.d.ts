@@ -168,7 +168,7 @@ export class Session {
     ids: Uint32Array,
     options: GenerationOptions,
     guide: TokenGuide | undefined,
-    /** Told before all else how many of the ids are cached. */
+    /** Report before all else how many of the ids are cached. */
     onBegin: (nCached: number) => void,
     /** `logprobs`: JSON of the token, of the likeliest ones, and of how many have no text out, if they were asked for. */
     onPiece: (id: number, text: string, isLast: boolean, logprobs: string | undefined) => Promise<boolean>,

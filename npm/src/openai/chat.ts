@@ -184,7 +184,7 @@ async function complete(model: Model, messages: ChatMessage[], each: ChatOptions
     certain.push(...tokens.end(result.stopReason));
     const message: ChatCompletion["choices"][number]["message"] = { role: "assistant", content, refusal: null };
     if (result.toolCalls.length > 0) {
-      message.tool_calls = result.toolCalls.map((call) => ids.told(call));
+      message.tool_calls = result.toolCalls.map((call) => ids.toolCall(call));
     }
     if (result.thinking !== "") {
       message.reasoning_content = result.thinking;
@@ -227,7 +227,7 @@ async function* chunksOf(
         tokens = [];
       }
       if (toolCalls.length > 0) {
-        yield delta({ tool_calls: toolCalls.map((call, at) => ({ index: nCalls + at, ...ids.told(call) })) }, null, tokens);
+        yield delta({ tool_calls: toolCalls.map((call, at) => ({ index: nCalls + at, ...ids.toolCall(call) })) }, null, tokens);
         nCalls += toolCalls.length;
       }
     };
@@ -245,9 +245,9 @@ async function* chunksOf(
 }
 
 function logprobsOf(pieces: readonly Piece[]): ChatCompletionLogprobs {
-  const told = ({ text, logprob, bytes }: TokenLogprob): ChatCompletionTokenLogprob => ({ token: text, logprob, bytes });
+  const tokenOf = ({ text, logprob, bytes }: TokenLogprob): ChatCompletionTokenLogprob => ({ token: text, logprob, bytes });
   const content = pieces.flatMap(({ logprob, topLogprobs = [] }) =>
-    logprob === undefined ? [] : [{ ...told(logprob), top_logprobs: topLogprobs.map(told) }]);
+    logprob === undefined ? [] : [{ ...tokenOf(logprob), top_logprobs: topLogprobs.map(tokenOf) }]);
   return { content, refusal: null };
 }
 
@@ -261,8 +261,7 @@ class CallIds {
     this.#next = nMessages * 100;
   }
 
-  /** A call as the API tells it. */
-  told({ id: given, type, function: { name, arguments: values } }: ToolCall): ChatCompletionToolCall {
+  toolCall({ id: given, type, function: { name, arguments: values } }: ToolCall): ChatCompletionToolCall {
     let id = given;
     while (this.#taken.has(id)) {
       id = `call${String(this.#next % 100_000).padStart(5, "0")}`;

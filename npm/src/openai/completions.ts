@@ -145,18 +145,18 @@ class Offsets {
   #length = 0;
 
   logprobsOf(pieces: readonly Piece[]): CompletionLogprobs {
-    const told: CompletionLogprobs = { tokens: [], token_logprobs: [], top_logprobs: [], text_offset: [] };
+    const result: CompletionLogprobs = { tokens: [], token_logprobs: [], top_logprobs: [], text_offset: [] };
     for (const { logprob, topLogprobs = [] } of pieces) {
       if (logprob === undefined) {
         continue;
       }
-      told.tokens.push(logprob.text);
-      told.token_logprobs.push(logprob.logprob);
-      told.top_logprobs.push(Object.fromEntries(topLogprobs.map(({ text, logprob }) => [text, logprob])));
-      told.text_offset.push(this.#length);
+      result.tokens.push(logprob.text);
+      result.token_logprobs.push(logprob.logprob);
+      result.top_logprobs.push(Object.fromEntries(topLogprobs.map(({ text, logprob }) => [text, logprob])));
+      result.text_offset.push(this.#length);
       this.#length += this.#decoder.decode(Uint8Array.from(logprob.bytes), { stream: true }).length;
     }
-    return told;
+    return result;
   }
 }
 

@@ -23,11 +23,11 @@ export async function open(
     signal, extras, onBytes, ...manner,
     ...(request.ownFetch === true ? { fetch: caller.fetch } : {}),
     onCopy: (copy) => copies.push(copy),
-    onStored: (bytes) => caller.tell({ type: "stored", bytes }),
+    onStored: (bytes) => caller.send({ type: "stored", bytes }),
     store: !request.cache || request.source.kind === "builtin" ? undefined
       : manner.mustKeep === true ? await openStore() : await openStoreIfAny(request, caller),
     newDigest: () => new Sha256(),
-    notify: (notice) => caller.tell({ type: "notice", notice }),
+    notify: (notice) => caller.send({ type: "notice", notice }),
   });
 }
 
@@ -179,7 +179,7 @@ export async function deleteDamaged(
     if (state === "damaged" || (state === "unreadable" && unreadable)) {
       found = true;
       await copy.delete(signal);
-      caller.tell({ type: "notice", notice: damaged(copy.url, state === "damaged" ? "its SHA-256 is another one" : "it cannot be read") });
+      caller.send({ type: "notice", notice: damaged(copy.url, state === "damaged" ? "its SHA-256 is another one" : "it cannot be read") });
     }
   }
   return found;

@@ -131,17 +131,17 @@ function forecast(
       throw error;
     }
   }
-  const told = memory === undefined ? {} : { memory };
+  const planned = memory === undefined ? {} : { memory };
   try {
     header.check(device, { ...options(contextLength), readsAgain, ...(memoryLimit === undefined ? {} : { memoryLimit }) });
   } catch (error) {
     if (isTrap(error) || codeOf(error) === "option") {
       throw error;
     }
-    return { ...told, fits: messageOf(error) };
+    return { ...planned, fits: messageOf(error) };
   }
   const weightsBytes = memory?.weightsBytes ?? found.sizeBytes ?? 0;
-  return { ...told, fits: device.isGpu() ? withinMachine(weightsBytes) : true };
+  return { ...planned, fits: device.isGpu() ? withinMachine(weightsBytes) : true };
 }
 
 /** Whether the machine has the memory for weights, where it says how much it has: browsers round it, and cut it at 8 GiB or more. */

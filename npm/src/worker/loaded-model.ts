@@ -36,7 +36,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
     this.loaded = loaded;
     this.fileBytes = fileBytes;
     this.#again = again;
-    caller.tell({ type: "device", device: place.info() });
+    caller.send({ type: "device", device: place.info() });
   }
 
   /** What was asked for. */
@@ -85,7 +85,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
       if (isTrap(error)) {
         throw error;
       }
-      this.caller.tell({ type: "ended", error: toWire(why) });
+      this.caller.send({ type: "ended", error: toWire(why) });
     }
   }
 
@@ -127,7 +127,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
     this.place = again.place;
     this.#goOnWith(again);
     const device = again.place.info();
-    this.caller.tell({ type: "device", device });
+    this.caller.send({ type: "device", device });
     this.caller.notify("device_rebuilt", `the device was lost (${messageOf(lost)}); the model was loaded again onto ${device.name}`);
     return again.loaded;
   }

@@ -236,7 +236,7 @@ export class LoadedTextModel extends LoadedModel<Model> {
       case "tokens":
         return prompt.ids;
       case "chat":
-        return this.loaded.chatTokens(prompt.messages, { ...prompt.told, now: Math.floor(Date.now() / 1000) });
+        return this.loaded.chatTokens(prompt.messages, { ...prompt.templateOptions, now: Math.floor(Date.now() / 1000) });
     }
   }
 

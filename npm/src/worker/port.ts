@@ -32,12 +32,12 @@ export class Caller {
     this.#fetching = new FetchClient((message) => post({ ...message, target }));
   }
 
-  tell(message: ToTarget): void {
+  send(message: ToTarget): void {
     post({ ...message, target: this.target });
   }
 
   notify(code: NoticeCode, message: string): void {
-    this.tell({ type: "notice", notice: { code, message } });
+    this.send({ type: "notice", notice: { code, message } });
   }
 
   /** As `fetch`, by the caller's own. */

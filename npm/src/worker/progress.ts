@@ -43,6 +43,6 @@ export class ProgressMeter {
         progress.secondsLeft = (total - loaded) / bytesPerSecond;
       }
     }
-    this.#caller.tell({ type: "progress", progress });
+    this.#caller.send({ type: "progress", progress });
   }
 }
