@@ -249,7 +249,7 @@ export class Download {
     if (again && (response.status === 416 || differs(expected, found))) {
       throw new Changed();
     }
-    checkAnswer(this.#url, response);
+    checkResponse(this.#url, response);
     if (response.status === 206 && !startsAt(response, offset, isPiece || (found.size !== undefined && found.size === expected.size))) {
       throw new TilewrightError("range",
         `${this.#url}: the server was asked for the bytes from ${offset} on and sent ${response.headers.get("content-range") ?? "others"}`);
@@ -315,7 +315,7 @@ async function requestVersion(url: string, signal: AbortSignal, asking: Asking):
   };
   const head = await ask({ method: "HEAD" }).catch(() => undefined);
   if (head?.ok === true) {
-    checkAnswer(url, head);
+    checkResponse(url, head);
     const version = versionOf(head, 0);
     if (version.size !== undefined) {
       return version;
@@ -323,19 +323,19 @@ async function requestVersion(url: string, signal: AbortSignal, asking: Asking):
   }
   signal.throwIfAborted();
   // A signed address is for one method, some servers allow other sites' pages only that one, and some say no size: one byte tells it.
-  let answer: Response;
+  let response: Response;
   try {
-    answer = await ask({ headers: { range: "bytes=0-0" } });
+    response = await ask({ headers: { range: "bytes=0-0" } });
   } catch (error) {
     throw unreachable(url, error);
   }
   // Of an empty file there is no such range.
-  const isEmpty = answer.status === 416;
+  const isEmpty = response.status === 416;
   if (!isEmpty) {
-    checkAnswer(url, answer);
+    checkResponse(url, response);
   }
-  const { size, ...version } = versionOf(answer, 0);
-  const isWhole = answer.status === 200 || /\/\d+$/.test(answer.headers.get("content-range") ?? "");
+  const { size, ...version } = versionOf(response, 0);
+  const isWhole = response.status === 200 || /\/\d+$/.test(response.headers.get("content-range") ?? "");
   return isEmpty ? { ...version, size: 0 } : isWhole && size !== undefined ? { ...version, size } : version;
 }
 
@@ -346,7 +346,7 @@ export function retryAfter(response: Response): number | undefined {
 }
 
 /** Throws if the answer is an error or a web page. */
-function checkAnswer(url: string, response: Response): void {
+function checkResponse(url: string, response: Response): void {
   if (!response.ok) {
     const error = refused(url, response.status);
     throw TRANSIENT.has(response.status) ? new Broken(error, retryAfter(response)) : error;

@@ -1,7 +1,7 @@
 /** Many texts of a model at once. */
 
 import { TilewrightError } from "./errors.js";
-import { answering, continuing, Generation, type Ask } from "./generation.js";
+import { chatSpec, completionSpec, Generation, type SendRequest } from "./generation.js";
 import type { Connection } from "./connection.js";
 import type { Loaded } from "./loaded.js";
 import { known } from "./options.js";
@@ -33,7 +33,7 @@ const forgotten = finalizer<{ connection: Connection; engine: number }>(({ conne
 export class Engine {
   readonly #model: Loaded<ModelInfo>;
   readonly #number: number;
-  readonly #ask: Ask = (request, options) => this.#model.connection.call("generateWith", { engine: this.#number, ...request }, { ...options, keeps: this });
+  readonly #send: SendRequest = (request, options) => this.#model.connection.call("generateWith", { engine: this.#number, ...request }, { ...options, keeps: this });
 
   private constructor(model: Loaded<ModelInfo>, number: number) {
     this.#model = model;
@@ -57,8 +57,7 @@ export class Engine {
    * @throws {@link TilewrightError} `busy` from the generation if `maxQueued` texts wait already.
    */
   generate(prompt: string | Uint32Array | readonly number[], options: EngineGenerateOptions = {}): Generation {
-    const asked = continuing(prompt, known("Engine.generate", options));
-    return new Generation(this.#ask, asked);
+    return new Generation(this.#send, completionSpec(prompt, known("Engine.generate", options)));
   }
 
   /**
@@ -68,8 +67,7 @@ export class Engine {
    * @throws {@link TilewrightError} from the generation: `template` as of {@link Model.chat}, `busy` if `maxQueued` texts wait already.
    */
   chat(messages: readonly ChatMessage[], options: EngineChatOptions = {}): Generation {
-    const asked = answering(messages, known("Engine.chat", options));
-    return new Generation(this.#ask, asked);
+    return new Generation(this.#send, chatSpec(messages, known("Engine.chat", options)));
   }
 
   /** What it has done since it was made, and what it does now. */

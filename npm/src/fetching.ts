@@ -52,7 +52,7 @@ export const ownFetch: Fetch = async (url, init = {}) => {
 };
 
 /** A request that the caller's function answers. */
-interface Answering {
+interface ActiveRequest {
   stop: AbortController;
   reader?: ReadableStreamDefaultReader<Uint8Array> | undefined;
 }
@@ -61,7 +61,7 @@ interface Answering {
 export class FetchServer {
   readonly #fetch: Fetch;
   readonly #post: (message: FetchToWorker) => void;
-  readonly #answering = new Map<number, Answering>();
+  readonly #requests = new Map<number, ActiveRequest>();
 
   constructor(fetch: Fetch, post: (message: FetchToWorker) => void) {
     this.#fetch = fetch;
@@ -84,25 +84,25 @@ export class FetchServer {
 
   /** Ends all requests. */
   close(): void {
-    for (const id of [...this.#answering.keys()]) {
+    for (const id of [...this.#requests.keys()]) {
       this.#end(id);
     }
   }
 
   async #begin({ id, url, method, headers }: FetchFromWorker & { type: "fetch" }): Promise<void> {
-    const answering: Answering = { stop: new AbortController() };
-    this.#answering.set(id, answering);
+    const request: ActiveRequest = { stop: new AbortController() };
+    this.#requests.set(id, request);
     try {
       const fetch = this.#fetch;
-      const response = await fetch(url, { method, headers, signal: answering.stop.signal, cache: "no-store" });
-      if (answering.stop.signal.aborted) {
+      const response = await fetch(url, { method, headers, signal: request.stop.signal, cache: "no-store" });
+      if (request.stop.signal.aborted) {
         // The function did not care, and nobody reads any more.
         void response.body?.cancel().catch(() => {});
         return;
       }
-      answering.reader = response.body?.getReader();
-      if (answering.reader === undefined) {
-        this.#answering.delete(id);
+      request.reader = response.body?.getReader();
+      if (request.reader === undefined) {
+        this.#requests.delete(id);
       }
       this.#post({ type: "fetched", id, status: response.status, headers: Object.fromEntries(response.headers), hasBody: response.body !== null });
     } catch (error) {
@@ -112,9 +112,9 @@ export class FetchServer {
 
   async #more(id: number): Promise<void> {
     try {
-      const value = (await this.#answering.get(id)?.reader?.read())?.value;
+      const value = (await this.#requests.get(id)?.reader?.read())?.value;
       if (value === undefined) {
-        this.#answering.delete(id);
+        this.#requests.delete(id);
       }
       this.#post({ type: "fetchedPart", id, ...(value === undefined ? {} : { bytes: value }) });
     } catch (error) {
@@ -123,21 +123,21 @@ export class FetchServer {
   }
 
   #fail(id: number, error: unknown): void {
-    this.#answering.delete(id);
+    this.#requests.delete(id);
     this.#post({ type: "fetchFailed", id, message: messageOf(error) });
   }
 
   #end(id: number): void {
-    const answering = this.#answering.get(id);
-    this.#answering.delete(id);
-    answering?.stop.abort();
-    void answering?.reader?.cancel().catch(() => {});
+    const request = this.#requests.get(id);
+    this.#requests.delete(id);
+    request?.stop.abort();
+    void request?.reader?.cancel().catch(() => {});
   }
 }
 
 /** A request that waits for its answer, or for more of it. */
 interface Waiting {
-  onAnswer(message: FetchToWorker & { type: "fetched" }): void;
+  onResponse(message: FetchToWorker & { type: "fetched" }): void;
   onPart(bytes: Uint8Array | undefined): void;
   onFailure(error: Error): void;
 }
@@ -176,7 +176,7 @@ export class FetchClient {
     };
     signal?.addEventListener("abort", abort, { once: true });
     this.#waiting.set(id, {
-      onAnswer: ({ status, headers: given, hasBody }) => {
+      onResponse: ({ status, headers: given, hasBody }) => {
         if (!hasBody) {
           forget();
         }
@@ -218,7 +218,7 @@ export class FetchClient {
     const waiting = this.#waiting.get(message.id);
     switch (message.type) {
       case "fetched":
-        waiting?.onAnswer(message);
+        waiting?.onResponse(message);
         break;
       case "fetchedPart":
         waiting?.onPart(message.bytes);

@@ -5,33 +5,33 @@ import { asJson, constraintOf, toolChoiceOf } from "./format.js";
 import { isId } from "./given.js";
 import type { CallOptions } from "./connection.js";
 import { defined } from "./loaded.js";
-import type { AnswerRequest, GenerateEvent, GenerateRequest, Prompt } from "./protocol.js";
+import type { OutputRequest, GenerateEvent, GenerateRequest, Prompt } from "./protocol.js";
 import type { ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, Piece } from "./types.js";
 
 /** Asks the worker for a text. */
-export type Ask = (request: GenerateRequest, options: CallOptions<"generate">) => Promise<GenerateResult>;
+export type SendRequest = (request: GenerateRequest, options: CallOptions<"generate">) => Promise<GenerateResult>;
 
 /** What a text is to be. What is wrong with the answer that is wanted is an error of the generation. */
-interface Asked {
+interface GenerationSpec {
   prompt: Prompt;
   options: Omit<GenerateOptions, "responseFormat">;
-  answer: () => AnswerRequest;
+  output: () => OutputRequest;
 }
 
 /** What goes on from a text or from tokens. */
-export function continuing(given: string | Uint32Array | readonly number[], { responseFormat, ...options }: GenerateOptions): Asked {
+export function completionSpec(given: string | Uint32Array | readonly number[], { responseFormat, ...options }: GenerateOptions): GenerationSpec {
   const prompt: Prompt = typeof given === "string" ? { kind: "text", text: given } : { kind: "tokens", ids: Uint32Array.from(given) };
-  return { prompt, options, answer: () => ({ ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false }) };
+  return { prompt, options, output: () => ({ ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false }) };
 }
 
 /** The answer to a conversation. */
-export function answering(messages: readonly ChatMessage[], options: ChatOptions): Asked {
+export function chatSpec(messages: readonly ChatMessage[], options: ChatOptions): GenerationSpec {
   const { tools, toolChoice, parallelToolCalls, thinking, responseFormat, documents, templateVariables, templateName, continueFinalMessage, ...generate } =
   options;
   const variables = typeof thinking !== "boolean" ? templateVariables : { enable_thinking: thinking, thinking, ...templateVariables };
   const templateOptions = defined({ tools, documents, templateVariables: variables, templateName, continueFinalMessage });
   const prompt: Prompt = { kind: "chat", messages: messages.map((message) => ({ ...message })), templateOptions };
-  return { prompt, options: generate, answer: () => {
+  return { prompt, options: generate, output: () => {
     const constraint = constraintOf(responseFormat);
     const choice = toolChoiceOf(toolChoice);
     const some = tools !== undefined && tools.length > 0 ? asJson("tools", tools) : undefined;
@@ -68,7 +68,7 @@ export class Generation implements AsyncIterable<Piece> {
   #wake: (() => void)[] = [];
 
   /** @internal */
-  constructor(ask: Ask, { prompt, options: { signal, logitBias, ...options }, answer }: Asked) {
+  constructor(send: SendRequest, { prompt, options: { signal, logitBias, ...options }, output }: GenerationSpec) {
     let since = 0;
     const seconds = (): number => (performance.now() - since) / 1000;
     const onEvent = (event: GenerateEvent): void => {
@@ -89,10 +89,10 @@ export class Generation implements AsyncIterable<Piece> {
       this.#wakeAll();
     };
     // What is wrong with the request is the generation's error.
-    this.result = (async () => ask({
+    this.result = (async () => send({
       prompt,
       options: { temperature: 0, seed: randomSeed(), ...defined(options), ...defined({ logitBias: biasesOf(logitBias) }) },
-      answer: answer(),
+      output: output(),
     }, { signal, ending: this.#ending.signal, onEvent }))();
     this.result.then(({ promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds }) => {
       this.#usage = { promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds };

@@ -177,13 +177,13 @@ function refused(url: string, { status }: Response): TilewrightError {
 /** Reads the hub's list. Nothing in it is trusted. */
 function listingOf(url: string, json: string): Listing {
   const wrong = (found: string): TilewrightError => new TilewrightError("format", `${url}: ${found}`);
-  let answer: { siblings?: unknown; cardData?: { license?: unknown } | null; tags?: unknown } | null;
+  let listing: { siblings?: unknown; cardData?: { license?: unknown } | null; tags?: unknown } | null;
   try {
-    answer = JSON.parse(json);
+    listing = JSON.parse(json);
   } catch (error) {
     throw wrong(`the list of files is not JSON: ${messageOf(error)}`);
   }
-  const siblings = answer?.siblings;
+  const siblings = listing?.siblings;
   if (!Array.isArray(siblings)) {
     throw wrong(`siblings is ${JSON.stringify(siblings)?.slice(0, 100)}, expected a list of files`);
   }
@@ -204,9 +204,9 @@ function listingOf(url: string, json: string): Listing {
     }
     return { path, sha256: sha256.toLowerCase() };
   });
-  const tags = Array.isArray(answer?.tags) ? answer.tags : [];
+  const tags = Array.isArray(listing?.tags) ? listing.tags : [];
   const tag = tags.find((one) => typeof one === "string" && one.startsWith("license:")) as string | undefined;
-  const licence = answer?.cardData?.license ?? tag?.slice("license:".length);
+  const licence = listing?.cardData?.license ?? tag?.slice("license:".length);
   return { files, ...(typeof licence === "string" && licence !== "" ? { licence: licence.slice(0, 200) } : {}) };
 }
 

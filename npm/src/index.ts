@@ -16,7 +16,7 @@ export { Generation } from "./generation.js";
 export type * from "./load-options.js";
 export { Model } from "./model.js";
 export { Mol } from "./mol.js";
-export { type CompletionStream, type CompletionUsage, type FinishReason } from "./openai/answer.js";
+export { type CompletionStream, type CompletionUsage, type FinishReason } from "./openai/common.js";
 export {
   createChatCompletion, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionDelta, type ChatCompletionLogprobs,
   type ChatCompletionMessageParam, type ChatCompletionRequest, type ChatCompletionTokenLogprob, type ChatCompletionTool, type ChatCompletionToolCall,

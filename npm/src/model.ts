@@ -2,7 +2,7 @@
 
 import { TilewrightError } from "./errors.js";
 import { cachedModels, prefetchModel, removeModel } from "./copies.js";
-import { answering, continuing, Generation, type Ask } from "./generation.js";
+import { chatSpec, completionSpec, Generation, type SendRequest } from "./generation.js";
 import { isId } from "./given.js";
 import { isHubAddress } from "./hub.js";
 import { inspectModel } from "./inspect.js";
@@ -33,7 +33,7 @@ import type {
  * One thing runs at a time on a model: generations queue up in the order in which they were asked for. {@link Model.engine} computes many at once.
  */
 export class Model extends Loaded<ModelInfo> {
-  readonly #ask: Ask = (request, options) => this.call("generate", request, options);
+  readonly #send: SendRequest = (request, options) => this.call("generate", request, options);
 
   /**
    * Loads a model. Its bytes are streamed to the device and never lie in memory as a whole.
@@ -108,8 +108,7 @@ export class Model extends Loaded<ModelInfo> {
    * @throws TypeError, at once, for an option that there is not.
    */
   generate(prompt: string | Uint32Array | readonly number[], options: GenerateOptions = {}): Generation {
-    const asked = continuing(prompt, known("generate", options));
-    return new Generation(this.#ask, asked);
+    return new Generation(this.#send, completionSpec(prompt, known("generate", options)));
   }
 
   /**
@@ -119,8 +118,7 @@ export class Model extends Loaded<ModelInfo> {
    * @throws {@link TilewrightError} `template` from the generation if the model has no chat template, or one that refuses the messages.
    */
   chat(messages: readonly ChatMessage[], options: ChatOptions = {}): Generation {
-    const asked = answering(messages, known("chat", options));
-    return new Generation(this.#ask, asked);
+    return new Generation(this.#send, chatSpec(messages, known("chat", options)));
   }
 
   /**

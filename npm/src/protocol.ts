@@ -149,7 +149,7 @@ export type Prompt =
 export type TemplateOptions = Omit<ChatOptions, keyof GenerateOptions | "toolChoice" | "parallelToolCalls" | "thinking">;
 
 /** What a text must match, and whether it is taken apart. The module that does both is fetched if one of them is asked for. */
-export interface AnswerRequest {
+export interface OutputRequest {
   /** JSON of a `ResponseFormat`. */
   constraint?: string;
   /** JSON of the tools, if there are some, with which calls are read. */
@@ -172,7 +172,7 @@ export interface GenerateRequest {
     /** Tokens that were chosen already; they are given out once more. */
     replay?: number[];
   };
-  answer: AnswerRequest;
+  output: OutputRequest;
 }
 
 /** What is told of a generation while it runs: first what its prompt is, then each token. */

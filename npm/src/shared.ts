@@ -266,7 +266,7 @@ export class SharedConnection implements Connection {
         report({ type: "notice", notice: { code: "taken_over", message: "the tab that had the model was closed; another tab has loaded it again" } });
       }
       this.#ready(this.#id, info);
-      this.#answerHello();
+      this.#announce();
     } catch (error) {
       connection.onEnd = undefined;
       await connection.close("the model was not loaded");
@@ -340,7 +340,7 @@ export class SharedConnection implements Connection {
     switch (message.type) {
       case "hello":
         this.#watch(message.from);
-        this.#answerHello();
+        this.#announce();
         break;
       case "bye":
         this.#forget(message.from);
@@ -357,7 +357,7 @@ export class SharedConnection implements Connection {
         this.#deliver(message.message);
         break;
       case "call":
-        void this.#answer(message);
+        void this.#run(message);
         break;
       case "abort":
       case "stop":
@@ -381,14 +381,14 @@ export class SharedConnection implements Connection {
     }
   }
 
-  #answerHello(): void {
+  #announce(): void {
     if (this.#local !== undefined && this.#device !== undefined) {
       this.#post({ type: "ready", from: this.#id, info: this.#info, device: this.#device });
     }
   }
 
   /** Does what another tab asks. */
-  async #answer({ from, id, name, args }: Message & { type: "call" }): Promise<void> {
+  async #run({ from, id, name, args }: Message & { type: "call" }): Promise<void> {
     if (this.#local === undefined || !CALLS.has(name)) {
       return;
     }

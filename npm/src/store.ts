@@ -620,8 +620,8 @@ class PieceBackend implements Backend {
   }
 
   async readRecord(key: string): Promise<StoredRecord | undefined> {
-    const answer = await this.#cache.match(address(key, "record"));
-    return answer === undefined ? undefined : parseRecord(await answer.text());
+    const response = await this.#cache.match(address(key, "record"));
+    return response === undefined ? undefined : parseRecord(await response.text());
   }
 
   async writeRecord(key: string, record: StoredRecord): Promise<void> {
@@ -631,11 +631,11 @@ class PieceBackend implements Backend {
   async readBytes(key: string): Promise<Blob> {
     const pieces: Blob[] = [];
     for (;;) {
-      const answer = await this.#cache.match(address(key, pieces.length));
-      if (answer === undefined) {
+      const response = await this.#cache.match(address(key, pieces.length));
+      if (response === undefined) {
         return new Blob(pieces);
       }
-      pieces.push(await answer.blob());
+      pieces.push(await response.blob());
     }
   }
 

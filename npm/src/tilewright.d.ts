@@ -168,7 +168,7 @@ export class Session {
     ids: Uint32Array,
     options: GenerationOptions,
     guide: TokenGuide | undefined,
-    /** Report before all else how many of the ids are cached. */
+    /** Called first, with the number of cached ids. */
     onBegin: (nCached: number) => void,
     /** `logprobs`: JSON of the token, of the likeliest ones, and of how many have no text out, if they were asked for. */
     onPiece: (id: number, text: string, isLast: boolean, logprobs: string | undefined) => Promise<boolean>,

@@ -3,7 +3,7 @@
 import { toWire } from "./errors.js";
 import { importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, ToWorker } from "./protocol.js";
-import { findAt as findTextAt } from "./text.js";
+import { findAt as findTextAt } from "./output-parser.js";
 import { findAt as findEngineAt } from "./wasm.js";
 import { handlers } from "./worker/handlers.js";
 import { findHandle } from "./worker/handles.js";

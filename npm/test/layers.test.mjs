@@ -40,7 +40,7 @@ const ORDER = [
 
   // What the worker runs.
   "wasm",
-  "text",
+  "output-parser",
   "gpu",
   "tuning",
   "worker/port",
@@ -84,7 +84,7 @@ const ORDER = [
   // The same in the shape of OpenAI's API.
   "openai/errors",
   "openai/request",
-  "openai/answer",
+  "openai/common",
   "openai/chat",
   "openai/completions",
   "openai/embeddings",

@@ -1,7 +1,7 @@
 /** What a client can be asked. */
 
 import type { RequestOptions } from "../types.js";
-import type { CompletionStream } from "./answer.js";
+import type { CompletionStream } from "./common.js";
 import type { ChatCompletion, ChatCompletionChunk, ChatCompletionRequest } from "./chat.js";
 import type { Completion, CompletionRequest } from "./completions.js";
 import type { EmbeddingRequest, EmbeddingResponse } from "./embeddings.js";

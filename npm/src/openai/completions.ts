@@ -4,7 +4,7 @@ import type { Model } from "../model.js";
 import type { GenerateOptions, GenerateResult, Piece, RequestOptions } from "../types.js";
 import {
   CompletionStream, finishOf, headOf, piecesUntil, TokenQueue, usageOf, type CompletionUsage, type FinishReason, type Head,
-} from "./answer.js";
+} from "./common.js";
 import { invalid, unsupported } from "./errors.js";
 import {
   checkFields, checkFlag, checkNumber, checkSampling, optionsOf, SAMPLING_FIELDS, samplingOf, type Fields, type SamplingFields,

@@ -41,7 +41,7 @@ const NAMES: { readonly [Code in ErrorCode]?: string } = {
 };
 
 /** An error as the API would answer with it. */
-export function answerOf(error: unknown): { status: number; body: ErrorBody } {
+export function errorResponse(error: unknown): { status: number; body: ErrorBody } {
   const code = codeOf(error);
   const status = STATUSES[code] ?? 500;
   return {

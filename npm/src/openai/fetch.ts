@@ -1,9 +1,9 @@
 /** Answers HTTP requests in the shape of OpenAI's API, without any network. */
 
 import { messageOf } from "../errors.js";
-import { CompletionStream } from "./answer.js";
+import { CompletionStream } from "./common.js";
 import type { Client } from "./client-types.js";
-import { answerOf, type ErrorBody } from "./errors.js";
+import { errorResponse, type ErrorBody } from "./errors.js";
 
 /** What answers a path, by the method. */
 type Route = Partial<Record<string, (body: object, signal: AbortSignal, rest: string) => Promise<unknown>>>;
@@ -25,8 +25,8 @@ export function fetchFrom(client: Omit<Client, "fetch">): Client["fetch"] {
     if (pattern === undefined || route === undefined) {
       return refusal(404, `nothing answers ${method} ${url} here`, "unknown_url");
     }
-    const answer = route[method];
-    if (answer === undefined) {
+    const handler = route[method];
+    if (handler === undefined) {
       return refusal(405, `${url} takes ${Object.keys(route).join()}, and not ${method}`, "method_not_allowed");
     }
     let body: unknown = {};
@@ -43,11 +43,11 @@ export function fetchFrom(client: Omit<Client, "fetch">): Client["fetch"] {
       }
     }
     try {
-      const value = await answer(body as object, signal, pattern.exec(path)?.[1] ?? "");
+      const value = await handler(body as object, signal, pattern.exec(path)?.[1] ?? "");
       return value instanceof CompletionStream ? eventsOf(value, signal) : Response.json(value);
     } catch (error) {
       signal.throwIfAborted();
-      const { status, body } = answerOf(error);
+      const { status, body } = errorResponse(error);
       return failed(status, body);
     }
   };
@@ -88,7 +88,7 @@ function eventsOf(stream: CompletionStream<unknown>, signal: AbortSignal): Respo
           controller.error(signal.reason);
         } else {
           // The status has been sent; an error is an event, and the last one.
-          controller.enqueue(event(JSON.stringify(answerOf(error).body)));
+          controller.enqueue(event(JSON.stringify(errorResponse(error).body)));
           controller.close();
         }
       }

@@ -2,7 +2,7 @@
 
 import { TilewrightError } from "../errors.js";
 import type { EngineSettings } from "../protocol.js";
-import type { Answer } from "../text.js";
+import type { OutputParser } from "../output-parser.js";
 import { Engine, type EngineOutcome, type GenerationOptions, type Model } from "../tilewright.js";
 import type { EngineStats } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
@@ -25,11 +25,11 @@ export class LoadedEngine {
 
   /** The text that comes after `ids`. */
   async generate(
-    ids: Uint32Array, options: GenerationOptions, answer: Answer | undefined, { signal, ending }: CallContext<"generateWith">,
+    ids: Uint32Array, options: GenerationOptions, parser: OutputParser | undefined, { signal, ending }: CallContext<"generateWith">,
     onBegin: (cachedTokens: number) => void, onPiece: (id: number, text: string, isLast: boolean, logprobs?: string) => void,
   ): Promise<EngineOutcome> {
     this.#freed.signal.throwIfAborted();
-    const text = this.#running().submit(ids, options, answer?.guide);
+    const text = this.#running().submit(ids, options, parser?.guide);
     const anyEnd = AbortSignal.any([signal, ending, this.#freed.signal]);
     const cancel = (): void => text.cancel();
     anyEnd.addEventListener("abort", cancel, { once: true });

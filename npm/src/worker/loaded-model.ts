@@ -3,7 +3,7 @@
 import { codeOf, isTrap, messageOf, TilewrightError, toWire } from "../errors.js";
 import type { LoadRequest } from "../protocol.js";
 import type { KeptCopy } from "../source.js";
-import * as text from "../text.js";
+import * as output from "../output-parser.js";
 import type { MemoryInfo } from "../types.js";
 import { start } from "../wasm.js";
 import { deleteDamaged } from "./files.js";
@@ -55,7 +55,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   }
 
   async memory(): Promise<MemoryInfo> {
-    return { ...this.loaded.memory(), wasmHeapBytes: (await start()).buffer.byteLength + await text.memoryBytes() };
+    return { ...this.loaded.memory(), wasmHeapBytes: (await start()).buffer.byteLength + await output.memoryBytes() };
   }
 
   override bytes(): number {

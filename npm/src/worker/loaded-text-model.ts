@@ -3,7 +3,7 @@
 import { codeOf, isTrap, messageOf, TilewrightError, type ErrorCode } from "../errors.js";
 import type { Calls, EngineSettings, GenerateRequest, Prompt } from "../protocol.js";
 import { common, openSessions, storing, type FoundSession } from "../sessions.js";
-import * as text from "../text.js";
+import * as output from "../output-parser.js";
 import { Sha256, type EngineOutcome, type GenerationOptions, type Model, type Session } from "../tilewright.js";
 import type { GenerateResult, HeadWeights, KeptSession, MemoryInfo, Piece, Timeline, TokenLogprob } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
@@ -26,9 +26,9 @@ export class LoadedTextModel extends LoadedModel<Model> {
   }
 
   async generate(request: Calls["generate"]["args"], context: CallContext<"generate">): Promise<GenerateResult> {
-    const { ids, options, answer } = await this.#prepare(request, context.signal);
+    const { ids, options, parser } = await this.#prepare(request, context.signal);
     try {
-      return await this.#run(ids, options, answer, context);
+      return await this.#run(ids, options, parser, context);
     } catch (error) {
       if (codeOf(error) !== "device_lost") {
         throw error;
@@ -36,9 +36,9 @@ export class LoadedTextModel extends LoadedModel<Model> {
       // The device was lost before the sequence could begin, so nothing was given out that would come twice.
       const model = await this.rebuild(error, context.signal);
       this.#replace(model);
-      return await this.#run(ids, options, answer, context);
+      return await this.#run(ids, options, parser, context);
     } finally {
-      answer?.free();
+      parser?.free();
       this.freeLost();
     }
   }
@@ -74,18 +74,18 @@ export class LoadedTextModel extends LoadedModel<Model> {
   /** A text of an engine. */
   async generateWith({ engine: number, ...request }: Calls["generateWith"]["args"], context: CallContext<"generateWith">): Promise<GenerateResult> {
     const engine = this.engine(number);
-    const { ids, options, answer } = await this.#prepare(request, context.signal);
+    const { ids, options, parser } = await this.#prepare(request, context.signal);
     const { emit } = context;
     try {
       const outcome = await engine.generate(
-        ids, options, answer, context, (cachedTokens) => emit({ promptTokens: ids.length, cachedTokens }),
-        (id, text, isLast, logprobs) => emit(pieceOf(answer, id, text, isLast, logprobs)),
+        ids, options, parser, context, (cachedTokens) => emit({ promptTokens: ids.length, cachedTokens }),
+        (id, text, isLast, logprobs) => emit(pieceOf(parser, id, text, isLast, logprobs)),
       );
-      return resultOf(outcome, answer);
+      return resultOf(outcome, parser);
     } catch (error) {
-      throw answer?.failure ?? error;
+      throw parser?.failure ?? error;
     } finally {
-      answer?.free();
+      parser?.free();
     }
   }
 
@@ -179,12 +179,12 @@ export class LoadedTextModel extends LoadedModel<Model> {
     this.#engines.all().forEach((engine) => engine.leave());
     this.#session?.free();
     this.#session = undefined;
-    text.forget(this.#current);
+    output.forget(this.#current);
     super.freeLoaded();
   }
 
   async #run(
-    ids: Uint32Array, options: GenerationOptions, answer: text.Answer | undefined, { signal, ending, emit }: CallContext<"generate">,
+    ids: Uint32Array, options: GenerationOptions, parser: output.OutputParser | undefined, { signal, ending, emit }: CallContext<"generate">,
   ): Promise<GenerateResult> {
     const session = this.#session ??= this.loaded.session();
     await this.#reopen(session, ids);
@@ -199,16 +199,16 @@ export class LoadedTextModel extends LoadedModel<Model> {
       }
     };
     const onPiece = async (id: number, text: string, isLast: boolean, logprobs: string | undefined): Promise<boolean> => {
-      emit(pieceOf(answer, id, text, isLast, logprobs));
+      emit(pieceOf(parser, id, text, isLast, logprobs));
       await nextTask();
       return !eitherEnd.aborted;
     };
     try {
       // The session takes the new model over. The old one stays here: it has the vocabulary, which needs no device.
-      const outcome = await session.generate(ids, options, answer?.guide, onBegin, onPiece, (error) => this.rebuild(error, signal));
-      return resultOf(outcome, answer);
+      const outcome = await session.generate(ids, options, parser?.guide, onBegin, onPiece, (error) => this.rebuild(error, signal));
+      return resultOf(outcome, parser);
     } catch (error) {
-      throw answer?.failure ?? error;
+      throw parser?.failure ?? error;
     } finally {
       eitherEnd.removeEventListener("abort", cancel);
     }
@@ -222,11 +222,11 @@ export class LoadedTextModel extends LoadedModel<Model> {
   }
 
   /** What a text goes on from, its options, and what reads it. */
-  async #prepare({ prompt, options: given, answer: asked }: GenerateRequest, signal: AbortSignal): Promise<Prepared> {
+  async #prepare({ prompt, options: given, output: asked }: GenerateRequest, signal: AbortSignal): Promise<Prepared> {
     const ids = this.#encode(prompt);
     const options: GenerationOptions = prompt.kind === "chat" ? this.#endingTurns(given) : given;
     const endIds = options.ignoreEos === true ? new Uint32Array() : Uint32Array.from([...this.loaded.endIds(), ...options.stopIds ?? []]);
-    return { ids, options, answer: await text.answerOf(this.#current, asked, prompt, ids, endIds, signal) };
+    return { ids, options, parser: await output.outputParserOf(this.#current, asked, prompt, ids, endIds, signal) };
   }
 
   #encode(prompt: Prompt): Uint32Array {
@@ -251,17 +251,17 @@ export class LoadedTextModel extends LoadedModel<Model> {
 interface Prepared {
   ids: Uint32Array;
   options: GenerationOptions;
-  answer: text.Answer | undefined;
+  parser: output.OutputParser | undefined;
 }
 
 /** A piece as callers have it. */
-function pieceOf(answer: text.Answer | undefined, id: number, text: string, isLast: boolean, logprobs: string | undefined): Piece {
-  const piece = answer === undefined ? { id, text } : answer.piece(id, text, isLast);
+function pieceOf(parser: output.OutputParser | undefined, id: number, text: string, isLast: boolean, logprobs: string | undefined): Piece {
+  const piece = parser === undefined ? { id, text } : parser.piece(id, text, isLast);
   return logprobs === undefined ? piece : { ...piece, ...likelihoods(logprobs) };
 }
 
-function resultOf(outcome: EngineOutcome, answer: text.Answer | undefined): GenerateResult {
-  return { ...outcome, ...answer?.result ?? { thinking: "", toolCalls: [] } };
+function resultOf(outcome: EngineOutcome, parser: output.OutputParser | undefined): GenerateResult {
+  return { ...outcome, ...parser?.result ?? { thinking: "", toolCalls: [] } };
 }
 
 /** What comes of a generation that is stopped before its turn. */

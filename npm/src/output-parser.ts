@@ -2,7 +2,7 @@
 
 import { isTrap, messageOf, TilewrightError } from "./errors.js";
 import { wasmAt } from "./platform.js";
-import type { AnswerRequest, Prompt } from "./protocol.js";
+import type { OutputRequest, Prompt } from "./protocol.js";
 import type { Model, TokenGuide } from "./tilewright.js";
 import init, { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide } from "./tilewright_text.js";
 import type { GenerateResult, Piece, ToolCall } from "./types.js";
@@ -52,9 +52,9 @@ export function forget(model: () => Model): void {
 }
 
 /** What a generation asks of this module, or nothing if it asks for nothing. `endIds` may end the text. */
-export async function answerOf(
-  model: () => Model, { constraint, tools, toolChoice, parallel = true, reads, mayThink }: AnswerRequest, prompt: Prompt, ids: Uint32Array, endIds: Uint32Array, signal: AbortSignal,
-): Promise<Answer | undefined> {
+export async function outputParserOf(
+  model: () => Model, { constraint, tools, toolChoice, parallel = true, reads, mayThink }: OutputRequest, prompt: Prompt, ids: Uint32Array, endIds: Uint32Array, signal: AbortSignal,
+): Promise<OutputParser | undefined> {
   if (constraint === undefined && !reads) {
     return undefined;
   }
@@ -67,7 +67,7 @@ export async function answerOf(
   return guarded(() => {
     const words = wordsOf(model);
     if (!reads || prompt.kind !== "chat") {
-      return new Answer(words.guide(constraint ?? "", endIds), undefined);
+      return new OutputParser(words.guide(constraint ?? "", endIds), undefined);
     }
     const { messages, templateOptions } = prompt;
     const begun = templateOptions.continueFinalMessage === true ? messages.at(-1)?.content : undefined;
@@ -78,7 +78,7 @@ export async function answerOf(
         : tools === undefined || toolChoice === undefined ? undefined
         : typeof toolChoice === "string" ? words.toolGuide(reader, toolChoice, undefined, parallel, mayThink, endIds)
         : words.toolGuide(reader, "auto", toolChoice.name, parallel, mayThink, endIds);
-      return new Answer(guide, reader);
+      return new OutputParser(guide, reader);
     } catch (error) {
       if (!isTrap(error)) {
         reader.free();
@@ -121,7 +121,7 @@ function guarded<T>(work: () => T): T {
 }
 
 /** One generation's constraint, and the reader of what it generates. */
-export class Answer implements TokenGuide {
+export class OutputParser implements TokenGuide {
   readonly #guide: Guide | undefined;
   readonly #reader: AnswerReader | undefined;
   readonly #life = life;
