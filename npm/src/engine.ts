@@ -57,7 +57,8 @@ export class Engine {
    * @throws {@link TilewrightError} `busy` from the generation if `maxQueued` texts wait already.
    */
   generate(prompt: string | Uint32Array | readonly number[], options: EngineGenerateOptions = {}): Generation {
-    return new Generation(this.#send, completionSpec(prompt, known("Engine.generate", options)));
+    const spec = completionSpec(prompt, known("Engine.generate", options));
+    return new Generation(this.#send, spec);
   }
 
   /**
@@ -67,7 +68,8 @@ export class Engine {
    * @throws {@link TilewrightError} from the generation: `template` as of {@link Model.chat}, `busy` if `maxQueued` texts wait already.
    */
   chat(messages: readonly ChatMessage[], options: EngineChatOptions = {}): Generation {
-    return new Generation(this.#send, chatSpec(messages, known("Engine.chat", options)));
+    const spec = chatSpec(messages, known("Engine.chat", options));
+    return new Generation(this.#send, spec);
   }
 
   /** What it has done since it was made, and what it does now. */

@@ -4,7 +4,7 @@ import { TilewrightError } from "./errors.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
 import { isId } from "./given.js";
 import type { CallOptions } from "./connection.js";
-import { defined } from "./loaded.js";
+import { defined } from "./helpers.js";
 import type { OutputRequest, GenerateEvent, GenerateRequest, Prompt } from "./protocol.js";
 import type { ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, Piece } from "./types.js";
 

@@ -4,7 +4,7 @@ import { TilewrightError } from "./errors.js";
 import { isId } from "./given.js";
 import type { InspectOptions } from "./load-options.js";
 import { callOnce } from "./load.js";
-import { defined } from "./loaded.js";
+import { defined } from "./helpers.js";
 import { known } from "./options.js";
 import { specOf } from "./spec.js";
 import type { ModelReport, ModelSource } from "./types.js";

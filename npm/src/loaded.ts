@@ -99,7 +99,3 @@ export function progressOf(
   return onProgress === undefined ? {} : { onEvent: (done) => onProgress({ done, total: texts.length }) };
 }
 
-/** Without the properties that are `undefined`. */
-export function defined<T extends object>(options: T): { [K in keyof T]?: Exclude<T[K], undefined> } {
-  return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as T;
-}

@@ -8,7 +8,8 @@ import { isHubAddress } from "./hub.js";
 import { inspectModel } from "./inspect.js";
 import type { AdapterOptions, InspectOptions, LoadOptions } from "./load-options.js";
 import { loadInto } from "./load.js";
-import { defined, Loaded } from "./loaded.js";
+import { defined } from "./helpers.js";
+import { Loaded } from "./loaded.js";
 import { known } from "./options.js";
 import table from "./models.js";
 import { PEFT_FILES, type ModelRequest, type SourceSpec } from "./protocol.js";
@@ -108,7 +109,8 @@ export class Model extends Loaded<ModelInfo> {
    * @throws TypeError, at once, for an option that there is not.
    */
   generate(prompt: string | Uint32Array | readonly number[], options: GenerateOptions = {}): Generation {
-    return new Generation(this.#send, completionSpec(prompt, known("generate", options)));
+    const spec = completionSpec(prompt, known("generate", options));
+    return new Generation(this.#send, spec);
   }
 
   /**
@@ -118,7 +120,8 @@ export class Model extends Loaded<ModelInfo> {
    * @throws {@link TilewrightError} `template` from the generation if the model has no chat template, or one that refuses the messages.
    */
   chat(messages: readonly ChatMessage[], options: ChatOptions = {}): Generation {
-    return new Generation(this.#send, chatSpec(messages, known("chat", options)));
+    const spec = chatSpec(messages, known("chat", options));
+    return new Generation(this.#send, spec);
   }
 
   /**

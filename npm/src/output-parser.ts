@@ -1,6 +1,7 @@
 /** Constraints and answers in the worker: the second WASM module, started when one is first asked for, and what it does for a generation. */
 
 import { isTrap, messageOf, TilewrightError } from "./errors.js";
+import { orAborted } from "./helpers.js";
 import { wasmAt } from "./platform.js";
 import type { OutputRequest, Prompt } from "./protocol.js";
 import type { Model, TokenGuide } from "./tilewright.js";
@@ -31,20 +32,6 @@ function start(): Promise<void> {
   return started;
 }
 
-/** Waits for something, unless the call is aborted. */
-async function orAbort(wait: Promise<void>, signal: AbortSignal): Promise<void> {
-  let stop = (): void => undefined;
-  try {
-    await Promise.race([wait, new Promise<void>((resolve) => {
-      stop = resolve;
-      signal.addEventListener("abort", stop, { once: true });
-    })]);
-  } finally {
-    signal.removeEventListener("abort", stop);
-  }
-  signal.throwIfAborted();
-}
-
 /** Frees what the module knows of a model. */
 export function forget(model: () => Model): void {
   vocabularies.get(model)?.words.free();
@@ -59,7 +46,7 @@ export async function outputParserOf(
     return undefined;
   }
   try {
-    await orAbort(start(), signal);
+    await orAborted(start(), signal);
   } catch (error) {
     signal.throwIfAborted();
     throw new TilewrightError("network", `the module for constraints and answers could not be started: ${messageOf(error)}`, { cause: error });

@@ -1,6 +1,7 @@
 /** Sessions that the browser's storage keeps: what a model has computed of a text, by digest of the model and of the text's tokens. */
 
 import { codeOf, messageOf, TilewrightError } from "./errors.js";
+import { sha256Of } from "./helpers.js";
 import { openFolder, type Store, type StoredFile, type StoredRecord } from "./store.js";
 import type { KeptSession } from "./types.js";
 
@@ -133,7 +134,7 @@ export class Sessions {
       if (size > maxBytes) {
         throw new TilewrightError("quota", `a session of ${size} bytes is to be kept, expected at most ${maxBytes} (maxBytes)`);
       }
-      const id = await digestOf(Uint8Array.from(new TextEncoder().encode(`${model} ${tokens.join(" ")}`)));
+      const id = await sha256Of(`${model} ${tokens.join(" ")}`);
       const url = `${SCHEME}${model}/${id}`;
       const file = await this.#store.claim(url, "exclusive");
       if (file === undefined) {
@@ -378,9 +379,4 @@ async function digestOfBlob(blob: Blob, digest: Digest): Promise<string | undefi
   } finally {
     digest.free();
   }
-}
-
-async function digestOf(bytes: Uint8Array): Promise<string> {
-  const digest = await crypto.subtle.digest("SHA-256", bytes as Uint8Array<ArrayBuffer>);
-  return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

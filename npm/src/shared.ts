@@ -7,6 +7,7 @@
 import { WorkerConnection } from "./worker-connection.js";
 import { fromWire, messageOf, TilewrightError, toWire, type WireError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
+import { sha256Of } from "./helpers.js";
 import { deliver, type CallOptions, type Connection } from "./connection.js";
 import type { CallName, Calls, GenerateEvent, GenerateRequest, LoadName, Report } from "./protocol.js";
 import type { DeviceInfo, Notice, Piece, Progress } from "./types.js";
@@ -114,8 +115,7 @@ export class SharedConnection implements Connection {
   }
 
   async load<K extends LoadName>(name: K, args: Calls[K]["args"], { signal }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
-    const text = new TextEncoder().encode(JSON.stringify([name, args]));
-    const digest = Array.from(new Uint8Array(await crypto.subtle.digest("SHA-256", text)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+    const digest = await sha256Of(JSON.stringify([name, args]));
     signal?.throwIfAborted();
     const topic = `tilewright/shared/${digest}`;
     await this.#holdLock(tabLock(this.#id));

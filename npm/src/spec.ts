@@ -3,6 +3,7 @@
 import { messageOf, TilewrightError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
 import { isArrayOf } from "./given.js";
+import { decoded, defined, orAborted } from "./helpers.js";
 import { ENDPOINT, endpointOf, hubSpec, isHubAddress, type Wanted } from "./hub.js";
 import { hasPaths } from "./platform.js";
 import type { FileSpec, Pins, SourceSpec } from "./protocol.js";
@@ -22,7 +23,7 @@ export async function specOf(
   const pins = pinsOf(sha256);
   const spec = await unpinned(source, signal, hub, wanted);
   const given = wanted === "model" ? givenOf(source, spec, hub) : undefined;
-  return { ...spec, ...(pins === undefined ? {} : { pins }), ...(given === undefined ? {} : { given }) };
+  return { ...spec, ...defined({ pins, given }) };
 }
 
 /** What copies of a model are remembered as, without asking anybody; nothing if not all of it has addresses. */
@@ -154,30 +155,11 @@ async function responseOf(response: Response, signal: AbortSignal | undefined): 
   if (response.bodyUsed) {
     throw new TilewrightError("option", `source is ${what}, whose bytes were read already, expected one that nobody has read`);
   }
-  signal?.throwIfAborted();
   try {
     return { kind: "blob", name, blob: await orAborted(response.blob(), signal) };
   } catch (error) {
     signal?.throwIfAborted();
     throw new TilewrightError("network", `${what} broke (${messageOf(error)})`, { cause: error });
-  }
-}
-
-function orAborted<T>(work: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
-  return new Promise((resolve, reject) => {
-    const abort = (): void => reject(signal?.reason);
-    signal?.addEventListener("abort", abort, { once: true });
-    work.then(resolve, reject).finally(() => signal?.removeEventListener("abort", abort));
-  });
-}
-
-/** A part of an address as people read it. */
-function decoded(text: string): string {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    // A percent sign that begins no escape: the text is as it stands.
-    return text;
   }
 }
 

@@ -8,6 +8,7 @@
  */
 
 import { codeOf, messageOf, TilewrightError } from "./errors.js";
+import { defined, sha256Of } from "./helpers.js";
 import type { CacheEntry } from "./types.js";
 
 /** What is known of a download; `stored` bytes from the file's start are on the disk. */
@@ -129,7 +130,7 @@ export class Store {
 
   /** Remembers which files are a model's. */
   async setModel({ source, endpoint, files }: ModelRecord): Promise<void> {
-    const model = { source, ...(endpoint === undefined ? {} : { endpoint }), files: files.map(storedAddress) };
+    const model = { source, ...defined({ endpoint }), files: files.map(storedAddress) };
     const key = await modelKey(model);
     const release = await lockIfFree(key, "exclusive");
     // Else another tab is about to remember the same.
@@ -154,7 +155,7 @@ export class Store {
 
   /** Deletes a download. Returns whether there was one. Throws `storage` while a tab loads it. */
   async delete(url: string): Promise<boolean> {
-    return this.#deleteKey(await keyOf(storedAddress(url)));
+    return this.#deleteKey(await sha256Of(storedAddress(url)));
   }
 
   /** Deletes all downloads. */
@@ -170,13 +171,13 @@ export class Store {
    * than it takes to put things in order. The caller releases it.
    */
   async claim(url: string, mode: "shared" | "exclusive", signal?: AbortSignal): Promise<StoredFile | undefined> {
-    const key = await keyOf(storedAddress(url));
+    const key = await sha256Of(storedAddress(url));
     return this.#open(url, key, await lock(key, mode, signal));
   }
 
   /** The same to read, without waiting for anyone. */
   async claimIfFree(url: string): Promise<StoredFile | undefined> {
-    const key = await keyOf(storedAddress(url));
+    const key = await sha256Of(storedAddress(url));
     return this.#open(url, key, await lockIfFree(key, "shared"));
   }
 
@@ -212,14 +213,14 @@ export class Store {
 
   /** Files of a folder that were not there when they were looked for, and when that was; nothing if nobody looked. */
   async absent(folder: string): Promise<{ names: ReadonlySet<string>; date: number } | undefined> {
-    const record = await this.#backend.readRecord(await keyOf(storedAddress(folder)));
+    const record = await this.#backend.readRecord(await sha256Of(storedAddress(folder)));
     return record?.absent === undefined ? undefined : { names: new Set(record.absent), date: record.date };
   }
 
   /** Remembers which files of a folder are not there. */
   async setAbsent(folder: string, names: readonly string[]): Promise<void> {
     const url = storedAddress(folder);
-    await this.#backend.writeRecord(await keyOf(url), { url, stored: 0, complete: false, date: Date.now(), absent: [...names] });
+    await this.#backend.writeRecord(await sha256Of(url), { url, stored: 0, complete: false, date: Date.now(), absent: [...names] });
   }
 
   async #deleteKey(key: string): Promise<boolean> {
@@ -248,7 +249,7 @@ function isModel(model: Partial<ModelRecord> | undefined): model is ModelRecord 
 }
 
 function modelKey({ source, endpoint }: Omit<ModelRecord, "files">): Promise<string> {
-  return keyOf(JSON.stringify({ source, endpoint }));
+  return sha256Of(JSON.stringify({ source, endpoint }));
 }
 
 /** A download while it is claimed. */
@@ -402,11 +403,6 @@ export function storedAddress(url: string): string {
     }
   }
   return address.href;
-}
-
-async function keyOf(url: string): Promise<string> {
-  const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(url));
-  return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 /**

@@ -5,7 +5,7 @@ import { TilewrightError } from "./errors.js";
 import { idsOf, isId, vectorsOf } from "./given.js";
 import { VectorCollection, makeIn } from "./vector-collection.js";
 import type { IndexOptions, KeptOptions, LoadIndexOptions } from "./load-options.js";
-import { defined } from "./loaded.js";
+import { defined } from "./helpers.js";
 import { known } from "./options.js";
 import type { ExpectedModel } from "./protocol.js";
 import { specOf } from "./spec.js";

@@ -9,6 +9,7 @@ import { test } from "node:test";
 const ORDER = [
   // What all others are about.
   "errors",
+  "helpers",
   "platform",
   "types",
   "bench-types",

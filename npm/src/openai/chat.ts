@@ -1,6 +1,6 @@
 /** Chat completions in the shape of OpenAI's API, so that code written for it, or for other engines with it, moves over. */
 
-import { defined } from "../loaded.js";
+import { defined } from "../helpers.js";
 import type { Model } from "../model.js";
 import type { ChatMessage, ChatOptions, GenerateResult, Piece, RequestOptions, ResponseFormat, TokenLogprob, ToolCall, ToolChoice } from "../types.js";
 import {

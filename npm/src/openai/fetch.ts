@@ -1,6 +1,7 @@
 /** Answers HTTP requests in the shape of OpenAI's API, without any network. */
 
 import { messageOf } from "../errors.js";
+import { decoded } from "../helpers.js";
 import { CompletionStream } from "./common.js";
 import type { Client } from "./client-types.js";
 import { errorResponse, type ErrorBody } from "./errors.js";
@@ -51,15 +52,6 @@ export function fetchFrom(client: Omit<Client, "fetch">): Client["fetch"] {
       return failed(status, body);
     }
   };
-}
-
-/** A part of an address; one that is spelt wrongly as it is. */
-function decoded(part: string): string {
-  try {
-    return decodeURIComponent(part);
-  } catch {
-    return part;
-  }
 }
 
 /** Clients must not ask again: the answer would be the same. */

@@ -1,4 +1,4 @@
-/** What the worker does for each call. */
+/** The worker's handler of each call. */
 
 import type { Calls } from "../protocol.js";
 import type { Index, Mol } from "../tilewright.js";
@@ -15,14 +15,14 @@ import { NOTHING, LoadedTextModel } from "./loaded-text-model.js";
 import { forgetTurns, inTurn, inTurnUnless } from "./turns.js";
 import { createIndex, IndexHandle, loadIndex, loadMol, MolHandle, VectorsHandle } from "./vectors.js";
 
-/** A call on something of a kind, in its turn. */
+/** A call on an object of a kind, in its turn. */
 function on<K extends keyof Calls, T extends Handle>(
   kind: abstract new (...given: never[]) => T, work: (it: T, args: Calls[K]["args"], context: CallContext<K>) => Calls[K]["reply"] | Promise<Calls[K]["reply"]>,
 ): Handler<K> {
   return (args, context) => inTurn(context.target, context.signal, () => work(handleOf(context.target, kind), args, context));
 }
 
-/** A call that makes something, in its turn: an end that comes meanwhile waits. */
+/** A call that makes an object, in its turn, so that `close` waits for it. */
 function making<K extends keyof Calls>(work: Handler<K>): Handler<K> {
   return (args, context) => inTurn(context.target, context.signal, () => work(args, context));
 }
@@ -36,7 +36,7 @@ export const handlers: Handlers = {
   generate: (args, context) =>
     inTurnUnless(context.target, context.signal, context.ending, NOTHING, () => handleOf(context.target, LoadedTextModel).generate(args, context)),
   makeEngine: on(LoadedTextModel, (model, args, { target }) => model.makeEngine(args, target)),
-  // One that waits for a lost device waits with the others, in the engine.
+  // Requests wait for a lost device in the engine.
   generateWith: async (args, context) => (await readyHandle(context.target, LoadedTextModel)).generateWith(args, context),
   engineStats: async ({ engine }, { target }) => (await readyHandle(target, LoadedTextModel)).engine(engine).stats(),
   freeEngine: ({ engine }, { target }) => handleOf(target, LoadedTextModel).freeEngine(engine),
@@ -46,7 +46,7 @@ export const handlers: Handlers = {
   tokenize: async ({ text, addSpecial }, { target }) => (await readyHandle(target, LoadedTextModel)).model.tokenize(text, addSpecial),
   detokenize: async ({ ids }, { target }) => (await readyHandle(target, LoadedTextModel)).model.detokenize(ids),
   embed: on(LoadedEmbedder, (embedder, { texts, prompt }, { signal, emit }) => embedder.run(signal, (it) => it.embed(texts, prompt, emit))),
-  encode: async (args, { target }) => (await readyHandle(target, LoadedEmbedder)).encode(args),
+  encode: async ({ text, prompt }, { target }) => (await readyHandle(target, LoadedEmbedder)).encoder.encode(text, prompt),
   rerank: on(LoadedReranker, (reranker, { query, documents, topK }, { signal, emit }) =>
     reranker.run(signal, (it) => it.rerank(query, documents, topK, emit))),
   memory: async (_, { target }) => (await readyHandle(target, LoadedModel)).memory(),

@@ -1,51 +1,28 @@
-/** Encoders and cross-encoders that are loaded. */
+/** Loaded encoders and rerankers. */
 
-import { codeOf } from "../errors.js";
-import type { Calls } from "../protocol.js";
+import { cancelling } from "../helpers.js";
 import type { Embedder, Reranker } from "../tilewright.js";
 import { LoadedModel } from "./loaded-model.js";
 
-/** What a call computes from its texts alone: when a device is lost, another one computes it anew. */
-export abstract class LoadedEncoder<T extends Embedder | Reranker> extends LoadedModel<T> {
-  /** What `work` gives, which is nothing once it is cancelled. */
-  async run<R>(signal: AbortSignal, work: (loaded: T) => Promise<R | undefined>): Promise<R> {
-    try {
-      return await this.#once(signal, work);
-    } catch (error) {
-      if (codeOf(error) !== "device_lost") {
-        throw error;
-      }
-      const loaded = await this.rebuild(error, signal);
-      this.lost.push(this.loaded);
-      this.loaded = loaded;
-      return await this.#once(signal, work);
-    } finally {
-      this.freeLost();
-    }
+/** An encoder or a reranker. Its results depend on the texts alone, so a lost call is repeated. */
+abstract class LoadedEncoder<T extends Embedder | Reranker> extends LoadedModel<T> {
+  get encoder(): T {
+    return this.loaded;
   }
 
-  async #once<R>(signal: AbortSignal, work: (loaded: T) => Promise<R | undefined>): Promise<R> {
-    const { loaded } = this;
-    const cancel = (): void => loaded.cancel();
-    signal.addEventListener("abort", cancel, { once: true });
-    try {
-      const result = await work(loaded);
+  /** The result of `work`, which is `undefined` after a cancellation. */
+  run<R>(signal: AbortSignal, work: (loaded: T) => Promise<R | undefined>): Promise<R> {
+    return this.retrying(signal, async () => {
+      const { loaded } = this;
+      const result = await cancelling(signal, () => loaded.cancel(), () => work(loaded));
       if (result === undefined) {
         throw signal.reason;
       }
       return result;
-    } finally {
-      signal.removeEventListener("abort", cancel);
-    }
+    });
   }
 }
 
-/** An encoder. */
-export class LoadedEmbedder extends LoadedEncoder<Embedder> {
-  encode({ text, prompt }: Calls["encode"]["args"]): Uint32Array {
-    return this.loaded.encode(text, prompt);
-  }
-}
+export class LoadedEmbedder extends LoadedEncoder<Embedder> {}
 
-/** A cross-encoder. */
 export class LoadedReranker extends LoadedEncoder<Reranker> {}

@@ -1,16 +1,17 @@
-/** Many texts of a model at once, in the worker. */
+/** Engines in the worker: continuous batching of a model's sequences. */
 
 import { TilewrightError } from "../errors.js";
-import type { EngineSettings } from "../protocol.js";
+import { cancelling } from "../helpers.js";
 import type { OutputParser } from "../output-parser.js";
+import type { EngineSettings } from "../protocol.js";
 import { Engine, type EngineOutcome, type GenerationOptions, type Model } from "../tilewright.js";
 import type { EngineStats } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
 
-/** Loads the model again after its device was lost, and says what to go on with. */
+/** Loads the model again after its device was lost. */
 type Reload = (lost: unknown, signal: AbortSignal) => Promise<Model>;
 
-/** An engine, and who computes for it. */
+/** An engine, and the loop that runs it. */
 export class LoadedEngine {
   readonly #make: () => Engine;
   readonly #reload: Reload;
@@ -23,29 +24,27 @@ export class LoadedEngine {
     this.#running();
   }
 
-  /** The text that comes after `ids`. */
+  /** Runs a request to its end. */
   async generate(
     ids: Uint32Array, options: GenerationOptions, parser: OutputParser | undefined, { signal, ending }: CallContext<"generateWith">,
     onBegin: (cachedTokens: number) => void, onPiece: (id: number, text: string, isLast: boolean, logprobs?: string) => void,
   ): Promise<EngineOutcome> {
     this.#freed.signal.throwIfAborted();
-    const text = this.#running().submit(ids, options, parser?.guide);
+    const sequence = this.#running().submit(ids, options, parser?.guide);
     const anyEnd = AbortSignal.any([signal, ending, this.#freed.signal]);
-    const cancel = (): void => text.cancel();
-    anyEnd.addEventListener("abort", cancel, { once: true });
+    const cancel = (): void => sequence.cancel();
     if (anyEnd.aborted) {
       cancel();
     }
     try {
-      const outcome = await text.pieces(onBegin, (...piece) => {
+      const outcome = await cancelling(anyEnd, cancel, () => sequence.pieces(onBegin, (...piece) => {
         onPiece(...piece);
         return !anyEnd.aborted;
-      });
+      }));
       this.#freed.signal.throwIfAborted();
       return outcome;
     } finally {
-      anyEnd.removeEventListener("abort", cancel);
-      text.free();
+      sequence.free();
     }
   }
 
@@ -54,13 +53,13 @@ export class LoadedEngine {
     return { ...stats, busySeconds: busyMicros / 1e6 };
   }
 
-  /** Bytes that it takes beside the model's weights. */
+  /** Bytes that it uses beside the model's weights. */
   bytes(): number {
     const { totalBytes = 0, weightsBytes = 0 } = this.#engine?.memory() ?? {};
     return totalBytes - weightsBytes;
   }
 
-  /** Leaves the model. Texts that it has are finished, and what is asked of it later is of the model that is there then. */
+  /** Leaves the model. Running requests are finished; later ones use the model of that time. */
   leave(): void {
     this.#engine?.free();
     this.#engine = undefined;

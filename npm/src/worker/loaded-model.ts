@@ -1,9 +1,9 @@
-/** What is loaded and runs: it is loaded again when its device is lost. */
+/** Loaded models, encoders and rerankers. Each is loaded again when its device is lost. */
 
 import { codeOf, isTrap, messageOf, TilewrightError, toWire } from "../errors.js";
+import { memoryBytes } from "../output-parser.js";
 import type { LoadRequest } from "../protocol.js";
 import type { KeptCopy } from "../source.js";
-import * as output from "../output-parser.js";
 import type { MemoryInfo } from "../types.js";
 import { start } from "../wasm.js";
 import { deleteDamaged } from "./files.js";
@@ -13,19 +13,19 @@ import { GPU_FAILURES, openCpu } from "./place.js";
 import type { Caller } from "./port.js";
 import { idle, inTurn, loading } from "./turns.js";
 
-/** Something that was loaded, on its device. */
+/** A loaded object on its device. */
 export abstract class LoadedModel<T extends Loadable> extends Handle {
   readonly #recipe: Recipe<T>;
   protected readonly caller: Caller;
-  readonly fileBytes: number;
+  readonly #fileBytes: number;
   protected loaded: T;
-  /** What its passes may read weights from. */
+  /** Files to read weights from during passes. */
   #again: Loaded<T>["again"];
-  /** What was lost with a device, while it may still be in use. */
+  /** Objects of lost devices that may still be in use. */
   protected lost: { free(): void }[] = [];
-  /** Settled, unless it is being loaded again. */
+  /** Pending during a reload. */
   #reloading: Promise<void> = Promise.resolve();
-  /** Whether it is loaded: not while it is loaded again, and not after that has failed. */
+  /** False during a reload, and after one that failed. */
   #isThere = true;
   readonly #freed = new AbortController();
 
@@ -34,12 +34,11 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
     this.#recipe = recipe;
     this.caller = caller;
     this.loaded = loaded;
-    this.fileBytes = fileBytes;
+    this.#fileBytes = fileBytes;
     this.#again = again;
     caller.send({ type: "device", device: place.info() });
   }
 
-  /** What was asked for. */
   protected get request(): LoadRequest {
     return this.#recipe.request;
   }
@@ -48,32 +47,29 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
     return this.#reloading;
   }
 
-  /** What the model's files say. */
   info(): ReturnType<T["info"]> & { fileBytes: number } {
-    const info = this.loaded.info() as ReturnType<T["info"]>;
-    return { ...info, fileBytes: this.fileBytes };
+    return { ...this.loaded.info() as ReturnType<T["info"]>, fileBytes: this.#fileBytes };
   }
 
   async memory(): Promise<MemoryInfo> {
-    return { ...this.loaded.memory(), wasmHeapBytes: (await start()).buffer.byteLength + await output.memoryBytes() };
+    return { ...this.loaded.memory(), wasmHeapBytes: (await start()).buffer.byteLength + await memoryBytes() };
   }
 
   override bytes(): number {
     return this.#isThere ? this.loaded.memory().totalBytes : 0;
   }
 
-  /** Compares the copies that it was loaded from with their digests. If one is damaged, all is loaded again. */
+  /** Compares the copies that it was loaded from with their digests. Loads it again if one is damaged. */
   async verify(copies: KeptCopy[]): Promise<void> {
     const { signal } = this.#freed;
-    const asked = { caller: this.caller, signal };
     const turn = async (): Promise<void> => {
       await idle();
       signal.throwIfAborted();
     };
     try {
-      if (await deleteDamaged(copies, asked, turn, false)) {
-        await inTurn(this.caller.target, asked.signal, () => {
-          this.#reloading = this.#reload(asked.signal);
+      if (await deleteDamaged(copies, { caller: this.caller, signal }, turn, false)) {
+        await inTurn(this.caller.target, signal, () => {
+          this.#reloading = this.#reload(signal);
           return this.#reloading;
         });
       }
@@ -98,7 +94,6 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
     }
   }
 
-  /** Frees what is loaded. */
   protected freeLoaded(): void {
     this.loaded.free();
   }
@@ -109,7 +104,28 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
     }
   }
 
-  /** Opens a device in the place of the lost one, unless another model has done so, and loads the model again. */
+  /** Does `work`. If it loses the device, loads the model onto another and does it once more. */
+  protected async retrying<R>(signal: AbortSignal, work: () => Promise<R>): Promise<R> {
+    try {
+      return await work();
+    } catch (error) {
+      if (codeOf(error) !== "device_lost") {
+        throw error;
+      }
+      this.replace(await this.rebuild(error, signal));
+      return await work();
+    } finally {
+      this.freeLost();
+    }
+  }
+
+  /** Replaces the lost model, which may still be in use. */
+  protected replace(model: T): void {
+    this.lost.push(this.loaded);
+    this.loaded = model;
+  }
+
+  /** Opens the successor of the lost device, or takes the one that another model has opened, and loads the model onto it. */
   protected async rebuild(lost: unknown, signal: AbortSignal): Promise<T> {
     const old = this.place;
     const asked = { caller: this.caller, signal };
@@ -125,31 +141,31 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
     }
     this.lost.push({ free: () => old.release() });
     this.place = again.place;
-    this.#goOnWith(again);
+    this.#readFrom(again);
     const device = again.place.info();
     this.caller.send({ type: "device", device });
     this.caller.notify("device_rebuilt", `the device was lost (${messageOf(lost)}); the model was loaded again onto ${device.name}`);
     return again.loaded;
   }
 
-  /** Loads the model again, onto the same device. If that fails there is none any more. */
+  /** Loads the model again onto the same device. If that fails, there is none. */
   async #reload(signal: AbortSignal): Promise<void> {
     this.freeLoaded();
     this.#isThere = false;
     const again = await loadOnto(this.place.device, this.#recipe, { caller: this.caller, signal });
-    this.#goOnWith(again);
+    this.#readFrom(again);
     this.loaded = again.loaded;
     this.#isThere = true;
   }
 
-  /** Has passes read from the files that it was loaded from now. */
-  #goOnWith({ again }: Pick<Loaded<T>, "again">): void {
+  /** Has passes read weights from the files of the latest load. */
+  #readFrom({ again }: Pick<Loaded<T>, "again">): void {
     this.#again?.close();
     this.#again = again;
   }
 }
 
-/** Opens a device or takes the one that is named, loads onto it, and says what was loaded. */
+/** Loads onto a new device or the one that the request names. Resolves to the facts of what was loaded. */
 export function load<T extends Loadable, R extends LoadedModel<T>>(
   kind: new (recipe: Recipe<T>, caller: Caller, loaded: Loaded<T>) => R,
   recipe: Recipe<T>,

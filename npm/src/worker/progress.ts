@@ -1,4 +1,4 @@
-/** How far a load has come. */
+/** Progress of a load. */
 
 import type { ModelFile } from "../source.js";
 import type { Progress } from "../types.js";
@@ -9,7 +9,7 @@ const REPORT_MS = 100;
 /** Milliseconds over which the rate is measured. */
 const RATE_MS = 3000;
 
-/** Measures how bytes arrive and reports it, not too often. */
+/** Reports the bytes that arrive, at limited intervals. */
 export class ProgressMeter {
   readonly #caller: Caller;
   files: ModelFile[] = [];

@@ -46,7 +46,7 @@ export class IndexHandle extends VectorsHandle<Index> {
   }
 }
 
-/** Makes something in a place, which is given back if that fails. */
+/** Makes an object on a device, which is released if that fails. */
 async function make<T extends IndexHandle | MolHandle>(
   { target, caller }: Pick<CallContext<"createIndex">, "target" | "caller">, where: Calls["createIndex"]["args"]["where"], work: (place: Place) => Promise<T>,
 ): Promise<{ info: ReturnType<T["info"]>; device: ReturnType<Place["info"]> }> {
@@ -66,19 +66,17 @@ export function createIndex({ where, settings }: Calls["createIndex"]["args"], c
   return make(context, where, async (place) => new IndexHandle(place, Index.create(place.device, settings)));
 }
 
-/** How the one file of what holds vectors is streamed into it. What was made of a damaged copy is not used. */
+/** How vectors are streamed from their one file. An object from a damaged copy is not used. */
 function fromFile<T extends Index | Mol>(request: FilesRequest, begin: (size: number | undefined) => Loader<T>, check: (made: T) => void): Streaming<T> {
   return {
     request: { ...request, settings: {} },
     extras: [],
-    expect: async () => {},
     begin: (_, [file, ...others]: FileInfo[]) => {
       if (file === undefined || others.length > 0) {
         throw new TilewrightError("option", `source has ${others.length + 1} files, expected one`);
       }
       return begin(file.size);
     },
-    prepare: async () => {},
     complete: async (made, asked, copies) => {
       await checkCopies(copies, asked);
       check(made);
@@ -90,7 +88,7 @@ export function loadIndex(
   { where, expected, ...request }: Calls["loadIndex"]["args"], context: CallContext<"loadIndex">,
 ): Promise<Calls["loadIndex"]["reply"]> {
   return make(context, where, async (place) => {
-    const check = (index: Index): void => expected === undefined ? undefined : index.expect(expected);
+    const check = (index: Index): void => expected && index.expect(expected);
     const { loaded } = await loadOnto(place.device, fromFile(request, (size) => Loader.index(place.device, size), check), context);
     return new IndexHandle(place, loaded);
   });
