@@ -2,11 +2,12 @@
 
 import { attempt, storeIfAny } from "./cache.js";
 import { TilewrightError } from "./errors.js";
+import type { PrefetchOptions } from "./load-options.js";
 import { callOnce } from "./load.js";
 import { known } from "./options.js";
 import { keptAs, specOf } from "./spec.js";
 import type { StoredRecord } from "./store.js";
-import type { CachedModel, ModelSource, PrefetchOptions, RemoveOptions } from "./types.js";
+import type { CachedModel, ModelSource, RemoveOptions } from "./types.js";
 
 /** What {@link Model.cached} gives. */
 export async function cachedModels(): Promise<CachedModel[]> {

@@ -6,7 +6,7 @@ import { chatSpec, completionSpec, Generation, type SendRequest } from "./genera
 import { isId } from "./given.js";
 import { isHubAddress } from "./hub.js";
 import { inspectModel } from "./inspect.js";
-import type { AdapterOptions, InspectOptions, LoadOptions } from "./load-options.js";
+import type { AdapterOptions, InspectOptions, LoadOptions, PrefetchOptions } from "./load-options.js";
 import { loadInto } from "./load.js";
 import { defined } from "./helpers.js";
 import { Loaded } from "./loaded.js";
@@ -17,7 +17,7 @@ import { specOf } from "./spec.js";
 import { Engine } from "./engine.js";
 import type {
   CachedModel, ChatMessage, ChatOptions, EngineOptions, GenerateOptions, HeadOptions, HeadWeights, KeptSession, KnownModel, ModelInfo, ModelReport,
-  ModelSource, PrefetchOptions, RemoveOptions, SaveSessionOptions, Timeline, TokenizeOptions,
+  ModelSource, RemoveOptions, SaveSessionOptions, Timeline, TokenizeOptions,
 } from "./types.js";
 
 /**

@@ -1,18 +1,13 @@
 /** What the WASM module exports, as this package uses it. The module itself is built from the Rust crate, beside the compiled worker. */
 
-import type { EmbedderSettings, EngineSettings, ExpectedModel, IndexSettings, ModelSettings, RerankerSettings } from "./protocol.js";
+import type { EmbedderRequest, ExpectedModel, GenerateRequest, IndexSettings, ModelSettings, RerankerRequest } from "./protocol.js";
 import type {
-  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EngineStats, GenerateResult, Hit, IndexInfo, KvType, MemoryInfo, ModelInfo, ModelReport,
+  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EngineOptions, EngineStats, GenerateResult, Hit, IndexInfo, KvType, MemoryInfo, ModelInfo, ModelReport,
   MolInfo, MolMethod, Ranked, RerankerInfo, Tier, Timeline, VectorStorage, WeightShare,
 } from "./types.js";
 
 export type Adapter = Omit<AvailableDevice, "choice">;
-export type GenerationOptions = {
-  maxTokens?: number; temperature?: number; topK?: number; topP?: number; minP?: number; repeatPenalty?: number;
-  repeatLastN?: number; presencePenalty?: number; frequencyPenalty?: number; logitBias?: [id: number, bias: number][];
-  logprobs?: number; seed?: number; stop?: string[]; stopIds?: number[]; ignoreEos?: boolean; slide?: boolean;
-  tokensPerSubmit?: number; promptLookup?: number; replay?: number[];
-};
+export type GenerationOptions = GenerateRequest["options"] & { stopIds?: number[] };
 
 export type FileInfo = { name: string; size?: number };
 
@@ -56,8 +51,8 @@ export class Loader<Loaded> {
   private constructor();
   /** `read` gives bytes of a file, after all files were pushed, for weights that do not fit in memory. */
   static model(device: Device, files: FileInfo[], options: ModelSettings, read: ReadFile | undefined): Loader<Model>;
-  static embedder(device: Device, files: FileInfo[], options: EmbedderSettings): Loader<Embedder>;
-  static reranker(device: Device, files: FileInfo[], options: RerankerSettings): Loader<Reranker>;
+  static embedder(device: Device, files: FileInfo[], options: EmbedderRequest["settings"]): Loader<Embedder>;
+  static reranker(device: Device, files: FileInfo[], options: RerankerRequest["settings"]): Loader<Reranker>;
   /** Of a file of so many bytes, if that is known. */
   static index(device: Device, size: number | undefined): Loader<Index>;
   static mol(device: Device, size: number | undefined, storage: VectorStorage | undefined): Loader<Mol>;
@@ -142,7 +137,7 @@ export interface TokenGuide {
 export type EngineOutcome = Omit<GenerateResult, "thinking" | "toolCalls">;
 
 export class Engine {
-  constructor(model: Model, options: EngineSettings);
+  constructor(model: Model, options: EngineOptions);
   /** Resolves to what lost the device, or to nothing when there is nothing left to do. */
   run(onTurn: () => Promise<void>): Promise<unknown>;
   resume(model: Model): void;

@@ -3,9 +3,8 @@
 import { TilewrightError } from "../errors.js";
 import { cancelling } from "../helpers.js";
 import type { OutputParser } from "../output-parser.js";
-import type { EngineSettings } from "../protocol.js";
 import { Engine, type EngineOutcome, type GenerationOptions, type Model } from "../tilewright.js";
-import type { EngineStats } from "../types.js";
+import type { EngineOptions, EngineStats } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
 
 /** Loads the model again after its device was lost. */
@@ -18,7 +17,7 @@ export class LoadedEngine {
   #engine: Engine | undefined;
   readonly #freed = new AbortController();
 
-  constructor(model: () => Model, settings: EngineSettings, reload: Reload) {
+  constructor(model: () => Model, settings: EngineOptions, reload: Reload) {
     this.#make = () => new Engine(model(), settings);
     this.#reload = reload;
     this.#running();

@@ -3,10 +3,10 @@
 import { codeOf, isTrap, messageOf, TilewrightError, type ErrorCode } from "../errors.js";
 import { cancelling, defined } from "../helpers.js";
 import { forget, outputParserOf, type OutputParser } from "../output-parser.js";
-import type { Calls, EngineSettings, GenerateRequest, Prompt } from "../protocol.js";
+import type { Calls, GenerateRequest, Prompt } from "../protocol.js";
 import { common, openSessions, storing, type FoundSession } from "../sessions.js";
 import { Sha256, type EngineOutcome, type GenerationOptions, type Model, type Session } from "../tilewright.js";
-import type { GenerateResult, HeadWeights, KeptSession, MemoryInfo, Piece, Timeline, TokenLogprob } from "../types.js";
+import type { EngineOptions, GenerateResult, HeadWeights, KeptSession, MemoryInfo, Piece, Timeline, TokenLogprob } from "../types.js";
 import { LoadedEngine } from "./loaded-engine.js";
 import { LoadedModel } from "./loaded-model.js";
 import { nextTask, type CallContext } from "./port.js";
@@ -38,7 +38,7 @@ export class LoadedTextModel extends LoadedModel<Model> {
   }
 
   /** Makes an engine and returns its number. */
-  makeEngine(settings: EngineSettings, target: number): number {
+  makeEngine(settings: EngineOptions, target: number): number {
     let its = this.loaded;
     return this.#engines.put(new LoadedEngine(this.#current, settings, (lost, signal) => inTurn(target, signal, async () => {
       // The session or another engine may have loaded it again already.
