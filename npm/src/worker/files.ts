@@ -3,7 +3,7 @@
 import { codeOf, messageOf, TilewrightError } from "../errors.js";
 import { isNode } from "../platform.js";
 import type { CallName, LoadRequest } from "../protocol.js";
-import { damaged, isUseless, openFiles, readAll, type KeptCopy, type ModelFile, type OpenContext } from "../source.js";
+import { damaged, isUseless, openFiles, readAll, type StoredCopy, type ModelFile, type OpenContext } from "../source.js";
 import { openStore, type Store } from "../store.js";
 import { Sha256, type FileInfo } from "../tilewright.js";
 import type { CallContext, Caller } from "./port.js";
@@ -20,7 +20,7 @@ export interface Opening extends Pick<OpenContext, "mustKeep" | "peek"> {
   /** Names of optional files of a folder. */
   extras?: readonly string[];
   /** Receives the stored copies that are read. */
-  copies?: KeptCopy[];
+  copies?: StoredCopy[];
   meter?: ProgressMeter;
 }
 
@@ -145,8 +145,8 @@ export function describe({ name, size }: ModelFile): FileInfo {
 }
 
 /** Calls `work` with a list for the copies that it reads. If a damaged copy makes it fail, deletes that one and calls it again. */
-export async function withCopies<R>(asked: Asked, work: (copies: KeptCopy[]) => Promise<R>): Promise<R> {
-  const copies: KeptCopy[] = [];
+export async function withCopies<R>(asked: Asked, work: (copies: StoredCopy[]) => Promise<R>): Promise<R> {
+  const copies: StoredCopy[] = [];
   try {
     return await work(copies);
   } catch (error) {
@@ -172,7 +172,7 @@ export function withContents<R>(request: FilesRequest, asked: Asked, work: (file
 }
 
 /** Throws `storage` if a copy differs from the download. */
-export async function checkCopies(copies: KeptCopy[], { signal }: Asked): Promise<void> {
+export async function checkCopies(copies: StoredCopy[], { signal }: Asked): Promise<void> {
   for (const copy of copies) {
     if (await copy.check(async () => signal.throwIfAborted()) !== "good") {
       throw new TilewrightError("storage", `the kept copy of ${copy.url} is damaged`);
@@ -182,7 +182,7 @@ export async function checkCopies(copies: KeptCopy[], { signal }: Asked): Promis
 
 /** Deletes copies that differ from their downloads. Returns whether there were any. */
 export async function deleteDamaged(
-  copies: KeptCopy[], { caller, signal }: Asked, turn: () => Promise<void>, unreadable: boolean,
+  copies: StoredCopy[], { caller, signal }: Asked, turn: () => Promise<void>, unreadable: boolean,
 ): Promise<boolean> {
   let found = false;
   for (const copy of copies) {

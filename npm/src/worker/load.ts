@@ -3,7 +3,7 @@
 import { codeOf, isTrap, messageOf, TilewrightError } from "../errors.js";
 import { defined } from "../helpers.js";
 import { PEFT_FILES, type DeviceRequest, type EmbedderRequest, type LoadRequest, type ModelRequest, type RerankerRequest } from "../protocol.js";
-import { CHAT_FILES, SENTENCE_FILES, type KeptCopy, type ModelFile } from "../source.js";
+import { CHAT_FILES, SENTENCE_FILES, type StoredCopy, type ModelFile } from "../source.js";
 import { Loader, type Device, type Embedder, type FileInfo, type Index, type Model, type Mol, type ReadFile, type Reranker } from "../tilewright.js";
 import { readTuning, tuningKey, writeTuning } from "../tuning.js";
 import type { DeviceInfo } from "../types.js";
@@ -30,7 +30,7 @@ export interface Streaming<T extends Streamed> {
   /** Runs when all bytes have arrived. */
   prepare?(loader: Loader<T>, device: Device, caller: Caller): Promise<void>;
   /** Adds to the loaded object, and checks it. `copies`: the stored copies that it was read from. */
-  complete?(loaded: T, asked: Asked, copies: KeptCopy[]): Promise<void>;
+  complete?(loaded: T, asked: Asked, copies: StoredCopy[]): Promise<void>;
   /** Whether its passes read weights from the files. */
   streams?(loaded: T): boolean;
 }
@@ -106,7 +106,7 @@ export async function loadOnto<T extends Streamed>(device: Device, recipe: Strea
 }
 
 async function loadOnce<T extends Streamed>(
-  device: Device, recipe: Streaming<T>, asked: Asked, copies: KeptCopy[],
+  device: Device, recipe: Streaming<T>, asked: Asked, copies: StoredCopy[],
 ): Promise<Omit<Loaded<T>, "place">> {
   const { request, extras } = recipe;
   const { caller, signal } = asked;
@@ -184,7 +184,7 @@ export interface Loaded<T extends Streamed> {
   /** Bytes of the model's files. */
   fileBytes: number;
   /** The stored copies that it was loaded from. */
-  copies: KeptCopy[];
+  copies: StoredCopy[];
   /** Files to read weights from during passes. */
   again: FilesAgain | undefined;
 }

@@ -3,7 +3,7 @@
 import { codeOf, isTrap, messageOf, TilewrightError, toWire } from "../errors.js";
 import { memoryBytes } from "../output-parser.js";
 import type { LoadRequest } from "../protocol.js";
-import type { KeptCopy } from "../source.js";
+import type { StoredCopy } from "../source.js";
 import type { MemoryInfo } from "../types.js";
 import { start } from "../wasm.js";
 import { deleteDamaged } from "./files.js";
@@ -60,7 +60,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   }
 
   /** Compares the copies that it was loaded from with their digests. Loads it again if one is damaged. */
-  async verify(copies: KeptCopy[]): Promise<void> {
+  async verify(copies: StoredCopy[]): Promise<void> {
     const { signal } = this.#freed;
     const turn = async (): Promise<void> => {
       await idle();
