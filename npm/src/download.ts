@@ -1,53 +1,50 @@
-/** A file on a server as one sequential stream, however often the connection has to be opened. */
+/** A file on a server as one sequential stream over any number of connections. */
 
 import { messageOf, TilewrightError } from "./errors.js";
 import { ownFetch, type Fetch } from "./fetching.js";
+import { defined } from "./helpers.js";
 
-/** What tells one version of a file from another. */
+/** Identifies a version of a file. */
 export interface FileVersion {
-  /** Bytes of the whole file, where the server says. */
   size?: number;
   etag?: string;
   lastModified?: string;
 }
 
-/** How a server is asked. */
 export interface Asking {
-  /** Headers of each request. */
   headers?: Record<string, string>;
-  /** What sends the requests instead of `fetch`. */
+  /** Replaces `fetch`. */
   fetch?: Fetch;
 }
 
-/** How a stream is opened. */
 export interface DownloadOptions extends Asking {
   signal: AbortSignal;
-  /** The browser's own HTTP cache; not used for what the package keeps itself. */
+  /** Use of the browser's HTTP cache. */
   httpCache: RequestCache;
-  /** Only asks for the file's size and version; the first read opens the connection. For files that are not read at once. */
+  /** Only requests the file's version; the first read opens the connection. */
   lazily?: boolean;
-  /** Asks for a piece at a time, because little of the file is wanted; each is as large as all before it, within bounds. */
+  /** Requests a piece at a time, because little of the file is needed; each is as large as all before it, within bounds. */
   inPieces?: boolean;
-  /** Called when a connection broke and is opened again. */
+  /** Called before a broken connection is opened again. */
   onReconnect(message: string): void;
 }
 
-/** Waits before the attempts that follow one another without any progress. */
+/** Waits before attempts without progress. */
 const BACKOFF_MS = [100, 500, 2000];
-/** A connection that is silent for so long counts as broken. */
+/** A connection that is silent for this long counts as broken. */
 const SILENCE_MS = 30_000;
-/** A server that asks for a longer wait is not waited for. */
+/** Longest wait that a server may ask for. */
 export const LONGEST_WAIT_MS = 60_000;
-/** Bytes of the first piece of a file that is wanted in pieces, and of the largest. */
+/** Bytes of the first and of the largest piece. */
 const PIECE_BYTES = { first: 64 << 10, largest: 1 << 20 };
-/** Status codes that may pass. */
+/** Transient status codes. */
 const TRANSIENT = new Set([408, 425, 429, 500, 502, 503, 504]);
 
-/** A reason to open the connection again. */
+/** A failure after which to retry. */
 class Broken extends Error {
-  /** The error to report when trying again does not help. */
+  /** The error after the last attempt. */
   readonly final: TilewrightError;
-  /** Milliseconds that the server asks to be left alone. */
+  /** Milliseconds to wait, as the server asks. */
   readonly asked: number | undefined;
 
   constructor(final: TilewrightError, asked?: number) {
@@ -57,29 +54,28 @@ class Broken extends Error {
   }
 }
 
-/** The file is another than the one that was asked for. */
+/** The file is another version. */
 class Changed extends Error {}
 
-/** A web page in the place of a file, as some servers answer for any file that they do not have. */
+/** A web page in place of a file, as some servers send for absent files. */
 export class WebPage extends TilewrightError {
   constructor(url: string) {
     super("not_a_model", `${url} holds a web page, not a model file`);
   }
 }
 
-/** The bytes of a file from some offset to its end. */
 export class Download {
   readonly #url: string;
   readonly #options: DownloadOptions;
   #version: FileVersion = {};
   #position = 0;
-  /** Attempts in a row that brought nothing. */
+  /** Consecutive attempts without progress. */
   #failures = 0;
   #body: ReadableStreamDefaultReader<Uint8Array> | undefined;
-  /** Bytes that a server sent although they were not asked for. */
+  /** Bytes to skip, from a server that ignores ranges. */
   #skip = 0;
   #connection = new AbortController();
-  /** Where the piece ends that the connection brings, and bytes of those that have come since the last change of place. */
+  /** End of the current piece, and bytes of pieces since the last seek. */
   #pieceEnd = Infinity;
   #inPieces = 0;
 
@@ -88,14 +84,13 @@ export class Download {
     this.#options = options;
   }
 
-  /** Opens a file at its start. */
   static async open(url: string, options: DownloadOptions): Promise<Download> {
     const download = new Download(url, options);
     await download.#retrying(() => options.lazily === true ? download.#ask() : download.#connect(false));
     return download;
   }
 
-  /** Goes on with an earlier download at `offset`. Returns nothing when the server's file is another one by now. */
+  /** Continues an earlier download at `offset`; `undefined` if the file has changed. */
   static async resume(url: string, offset: number, version: FileVersion, options: DownloadOptions): Promise<Download | undefined> {
     const download = new Download(url, options);
     download.#version = { ...version };
@@ -115,17 +110,15 @@ export class Download {
     return this.#version;
   }
 
-  /** Where the next bytes come from. */
   get position(): number {
     return this.#position;
   }
 
-  /** Whether there is a connection that brings them. */
   get isOpen(): boolean {
     return this.#body !== undefined;
   }
 
-  /** The next bytes, or nothing at the end of the file. */
+  /** The next bytes, or `undefined` at the end of the file. */
   async next(): Promise<Uint8Array | undefined> {
     try {
       return await this.#retrying(() => this.#read());
@@ -137,7 +130,7 @@ export class Download {
     }
   }
 
-  /** Goes to another offset; the next read opens a connection there. */
+  /** The next read opens a connection at this offset. */
   seek(offset: number): void {
     this.close();
     this.#position = offset;
@@ -184,7 +177,7 @@ export class Download {
     if (this.#body === undefined) {
       await this.#connect(true);
       if (this.#body === undefined) {
-        // Where no size was announced, it shows when there is no further piece.
+        // Without an announced size, the last piece shows the end.
         return undefined;
       }
     }
@@ -194,7 +187,7 @@ export class Download {
         if (size !== undefined && this.#position < size) {
           throw new Broken(new TilewrightError("truncated", `${this.#url} ended after ${this.#position} of ${size} bytes`));
         }
-        // A server need not announce a size; then the end of the body is the end of the file.
+        // Without an announced size, the end of the body is the end of the file.
         this.#version.size = this.#position;
         return undefined;
       }
@@ -207,7 +200,7 @@ export class Download {
           this.close();
         }
         if (size !== undefined && this.#position > size) {
-          // The answer was compressed on the way and its announced size was that of the compressed bytes.
+          // The announced size was that of a compressed response.
           delete this.#version.size;
         }
         return bytes;
@@ -216,17 +209,23 @@ export class Download {
   }
 
   async #readBody(): Promise<Uint8Array | undefined> {
-    const silence = setTimeout(() => this.#connection.abort(), SILENCE_MS);
     try {
-      return (await this.#body?.read())?.value;
+      return (await this.#unlessSilent(async () => this.#body?.read()))?.value;
     } catch (error) {
       throw new Broken(broken(this.#url, error));
+    }
+  }
+
+  /** Does `work`, and aborts the connection if that takes too long. */
+  async #unlessSilent<T>(work: () => Promise<T>): Promise<T> {
+    const silence = setTimeout(() => this.#connection.abort(), SILENCE_MS);
+    try {
+      return await work();
     } finally {
       clearTimeout(silence);
     }
   }
 
-  /** Finds out what the server has. */
   async #ask(): Promise<void> {
     const found = await requestVersion(this.#url, this.#options.signal, this.#options);
     if (differs(this.#version, found)) {
@@ -235,7 +234,7 @@ export class Download {
     this.#version = { ...found, ...this.#version };
   }
 
-  /** Opens a connection at the position. `again`: the file is known, and another version of it is refused. */
+  /** Opens a connection at the position. `again`: another version of the file is refused. */
   async #connect(again: boolean): Promise<void> {
     const offset = this.#position;
     const response = await this.#fetch(offset, again);
@@ -278,34 +277,31 @@ export class Download {
     }
     if (offset > 0) {
       const validator = strongValidator(this.#version);
-      // To another origin this header would need that server's permission; there the versions are compared afterwards.
+      // Across origins this header needs the server's permission; there the versions are compared afterwards.
       if (validator !== undefined && !crossesOrigin(this.#url)) {
         headers.set("if-range", validator);
       }
     }
-    const silence = setTimeout(() => this.#connection.abort(), SILENCE_MS);
+    const { fetch = ownFetch, httpCache: cache } = this.#options;
     try {
-      return await (this.#options.fetch ?? ownFetch)(this.#url, { headers, signal, cache: this.#options.httpCache });
+      return await this.#unlessSilent(() => fetch(this.#url, { headers, signal, cache }));
     } catch (error) {
       throw again ? new Broken(broken(this.#url, error)) : unreachable(this.#url, error);
-    } finally {
-      clearTimeout(silence);
     }
   }
 }
 
-/** What a server says of a file without sending it, or nothing when it does not say or cannot be reached. */
+/** A file's version on the server, or `undefined` without a response. */
 export async function askVersion(url: string, signal: AbortSignal, asking: Asking = {}): Promise<FileVersion | undefined> {
   try {
     return await requestVersion(url, AbortSignal.any([signal, AbortSignal.timeout(5000)]), asking);
   } catch {
-    // Offline, refused, or too slow: the caller goes on without an answer.
     signal.throwIfAborted();
     return undefined;
   }
 }
 
-/** What a server says of a file without sending it. Throws what opening the file would. */
+/** A file's version on the server. Throws as opening the file would. */
 async function requestVersion(url: string, signal: AbortSignal, asking: Asking): Promise<FileVersion> {
   const ask = async ({ headers, ...init }: { method?: string; headers?: Record<string, string> }): Promise<Response> => {
     const response = await (asking.fetch ?? ownFetch)(url, { ...init, headers: { ...asking.headers, ...headers }, cache: "no-store", signal: AbortSignal.any([signal, AbortSignal.timeout(SILENCE_MS)]) });
@@ -322,14 +318,14 @@ async function requestVersion(url: string, signal: AbortSignal, asking: Asking):
     }
   }
   signal.throwIfAborted();
-  // A signed address is for one method, some servers allow other sites' pages only that one, and some say no size: one byte tells it.
+  // Signed addresses and some servers allow GET only, and some report no size for HEAD, so one byte is requested.
   let response: Response;
   try {
     response = await ask({ headers: { range: "bytes=0-0" } });
   } catch (error) {
     throw unreachable(url, error);
   }
-  // Of an empty file there is no such range.
+  // An empty file has no such range.
   const isEmpty = response.status === 416;
   if (!isEmpty) {
     checkResponse(url, response);
@@ -339,13 +335,13 @@ async function requestVersion(url: string, signal: AbortSignal, asking: Asking):
   return isEmpty ? { ...version, size: 0 } : isWhole && size !== undefined ? { ...version, size } : version;
 }
 
-/** Milliseconds of `Retry-After`; as a date it is not used. */
+/** Milliseconds of `Retry-After`, unless it is a date. */
 export function retryAfter(response: Response): number | undefined {
   const seconds = integer(response.headers.get("retry-after"));
   return seconds === undefined ? undefined : seconds * 1000;
 }
 
-/** Throws if the answer is an error or a web page. */
+/** Throws for an error or a web page. */
 function checkResponse(url: string, response: Response): void {
   if (!response.ok) {
     const error = refused(url, response.status);
@@ -356,9 +352,9 @@ function checkResponse(url: string, response: Response): void {
   }
 }
 
-/** Whether two descriptions cannot be of the same file. What one of them does not say decides nothing. */
+/** Whether two versions differ in what both of them state. */
 export function differs(a: FileVersion, b: FileVersion): boolean {
-  // A server that compresses on the fly marks its tags as weak; the tag itself stays.
+  // Servers that compress mark the same tag as weak.
   const tag = (version: FileVersion): string | undefined => version.etag?.replace(/^W\//, "");
   if (tag(a) !== undefined && tag(b) !== undefined) {
     return tag(a) !== tag(b);
@@ -367,10 +363,9 @@ export function differs(a: FileVersion, b: FileVersion): boolean {
     || (a.lastModified !== undefined && b.lastModified !== undefined && a.lastModified !== b.lastModified);
 }
 
-/** What {@link describeImpostor} calls a web page. */
 export const A_WEB_PAGE = "a web page";
 
-/** Bytes that begin like something that people get instead of a model. Returns what it is. */
+/** What these bytes begin like, if not like a model. */
 export function describeImpostor(start: Uint8Array): string | undefined {
   const text = new TextDecoder("latin1").decode(start.subarray(0, 64)).trimStart().toLowerCase();
   if (/^<(!doctype|html|head|body)/.test(text)) {
@@ -385,32 +380,17 @@ export function describeImpostor(start: Uint8Array): string | undefined {
   return undefined;
 }
 
-/** `isPiece`: the answer may end before the file does. */
+/** `isPiece`: the response may end before the file. */
 function versionOf(response: Response, offset: number, isPiece = false): FileVersion {
-  const version: FileVersion = {};
-  const etag = response.headers.get("etag");
-  const lastModified = response.headers.get("last-modified");
   const length = integer(response.headers.get("content-length"));
   const encoding = response.headers.get("content-encoding") ?? "identity";
   const total = integer(/\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1]);
-  if (etag !== null) {
-    version.etag = etag;
-  }
-  if (lastModified !== null) {
-    version.lastModified = lastModified;
-  }
-  if (total !== undefined) {
-    version.size = total;
-  } else if (length !== undefined && encoding === "identity" && !(isPiece && response.status === 206)) {
-    version.size = response.status === 206 ? offset + length : length;
-  }
-  return version;
+  const isSize = length !== undefined && encoding === "identity" && !(isPiece && response.status === 206);
+  const size = total ?? (isSize ? (response.status === 206 ? offset + length : length) : undefined);
+  return defined({ size, etag: response.headers.get("etag") ?? undefined, lastModified: response.headers.get("last-modified") ?? undefined });
 }
 
-/**
- * Whether a partial answer begins where it was asked to. Other origins may hide the header; then the length has to do, of which `isLikely` tells
- * whether it may be right.
- */
+/** Whether a partial response begins at the offset. Other origins may hide the header; then `isLikely`, by the length, decides. */
 function startsAt(response: Response, offset: number, isLikely: boolean): boolean {
   const range = /^bytes (\d+)-\d+\/(?:\d+|\*)$/.exec(response.headers.get("content-range") ?? "");
   return range === null ? !response.headers.has("content-range") && isLikely : Number(range[1]) === offset;
@@ -429,12 +409,12 @@ function crossesOrigin(url: string): boolean {
   return own !== undefined && new URL(url).origin !== own;
 }
 
-/** The error for a connection that was there before. */
+/** The error for an established connection. */
 function broken(url: string, cause: unknown): TilewrightError {
   return new TilewrightError("network", `the connection to ${url} broke (${messageOf(cause)})`, { cause });
 }
 
-/** The error for a request that got no answer. A browser does not tell a page why, so the message has to name both reasons. */
+/** The error for a request without a response. Browsers hide the reason, so the message names both. */
 function unreachable(url: string, cause: unknown): TilewrightError {
   const reasons = crossesOrigin(url)
     ? "the server cannot be reached, or it does not let other sites' pages read its files (CORS)"

@@ -1,22 +1,19 @@
-/**
- * A `fetch` of the caller's own for what the worker downloads: functions do not go to workers, so requests come to the caller's thread, and
- * the worker asks for each piece of an answer when it wants it.
- */
+/** A caller's own `fetch` for the worker's downloads: it runs in the caller's thread, and the worker pulls each piece of a response. */
 
 import { messageOf } from "./errors.js";
+import { defined } from "./helpers.js";
 import type { FetchFromWorker, FetchToWorker } from "./protocol.js";
 
-/** What is used of `fetch`. */
+/** The part of `fetch` that is used. */
 export type Fetch = (url: string, init?: RequestInit) => Promise<Response>;
 
-/** Redirects that are followed. */
 const MOST_REDIRECTS = 10;
-/** Whether redirects are shown to whoever asks for that: by Node and Deno, and by no browser. */
+/** Whether `fetch` shows redirects: in Node and Deno, and in no browser. */
 let seesRedirects = true;
 
 /**
- * The engine's `fetch`, which does not carry `Authorization` to another origin. Specifications say so of redirects since 2022, but older
- * engines do not do it: where redirects are shown, they are followed here, and never from HTTPS to HTTP. A browser shows none to anybody.
+ * `fetch` that does not send `Authorization` to another origin. Older engines do after redirects: where these are visible, they are followed
+ * here, and never from HTTPS to HTTP.
  */
 export const ownFetch: Fetch = async (url, init = {}) => {
   const headers = new Headers(init.headers);
@@ -51,13 +48,12 @@ export const ownFetch: Fetch = async (url, init = {}) => {
   return fetch(url, init);
 };
 
-/** A request that the caller's function answers. */
 interface ActiveRequest {
   stop: AbortController;
   reader?: ReadableStreamDefaultReader<Uint8Array> | undefined;
 }
 
-/** The caller's end. */
+/** The caller's end: runs requests. */
 export class FetchServer {
   readonly #fetch: Fetch;
   readonly #post: (message: FetchToWorker) => void;
@@ -82,7 +78,6 @@ export class FetchServer {
     }
   }
 
-  /** Ends all requests. */
   close(): void {
     for (const id of [...this.#requests.keys()]) {
       this.#end(id);
@@ -96,7 +91,7 @@ export class FetchServer {
       const fetch = this.#fetch;
       const response = await fetch(url, { method, headers, signal: request.stop.signal, cache: "no-store" });
       if (request.stop.signal.aborted) {
-        // The function did not care, and nobody reads any more.
+        // The function ignored the abort.
         void response.body?.cancel().catch(() => {});
         return;
       }
@@ -116,7 +111,7 @@ export class FetchServer {
       if (value === undefined) {
         this.#requests.delete(id);
       }
-      this.#post({ type: "fetchedPart", id, ...(value === undefined ? {} : { bytes: value }) });
+      this.#post({ type: "fetchedPart", id, ...defined({ bytes: value }) });
     } catch (error) {
       this.#fail(id, error);
     }
@@ -135,14 +130,14 @@ export class FetchServer {
   }
 }
 
-/** A request that waits for its answer, or for more of it. */
+/** A request that waits for its response, or for more of it. */
 interface Waiting {
   onResponse(message: FetchToWorker & { type: "fetched" }): void;
   onPart(bytes: Uint8Array | undefined): void;
   onFailure(error: Error): void;
 }
 
-/** The worker's end. */
+/** The worker's end: sends requests. */
 export class FetchClient {
   readonly #post: (message: FetchFromWorker) => void;
   readonly #waiting = new Map<number, Waiting>();
@@ -152,7 +147,7 @@ export class FetchClient {
     this.#post = post;
   }
 
-  /** As `fetch`; of `init` it knows method, headers and signal. */
+  /** `fetch` with method, headers and signal. */
   readonly fetch: Fetch = (url, { method = "GET", headers, signal } = {}) => new Promise((resolve, reject) => {
     signal?.throwIfAborted();
     const id = this.#nextId;
@@ -166,7 +161,6 @@ export class FetchClient {
     const fail = (error: unknown): void => {
       forget();
       reject(error);
-      // Whoever reads hears of it, now or at the next read.
       stream?.error(error);
       part?.reject(error);
     };
@@ -196,7 +190,7 @@ export class FetchClient {
         try {
           resolve(new Response(body, { status, headers: given }));
         } catch (error) {
-          // Such as a status that no answer has: an opaque one, which nobody may read.
+          // Such as the status 0 of an opaque response.
           fail(error);
         }
       },
