@@ -1,10 +1,10 @@
-/** Chat completions in the shape of OpenAI's API, so that code written for it, or for other engines with it, moves over. */
+/** OpenAI's chat completions. */
 
 import { defined } from "../helpers.js";
 import type { Model } from "../model.js";
 import type { ChatMessage, ChatOptions, GenerateResult, Piece, RequestOptions, ResponseFormat, TokenLogprob, ToolCall, ToolChoice } from "../types.js";
 import {
-  CompletionStream, finishOf, headOf, piecesUntil, TokenQueue, usageOf, type CompletionUsage, type FinishReason, type Head,
+  collect, CompletionStream, emitting, finishOf, headOf, usageOf, type CompletionUsage, type FinishReason, type Head,
 } from "./common.js";
 import { invalid, unsupported } from "./errors.js";
 import {
@@ -14,11 +14,11 @@ import {
 /** A message of a request. */
 export interface ChatCompletionMessageParam {
   role: "system" | "developer" | "user" | "assistant" | "tool" | (string & {});
-  /** May be missing where there are `tool_calls`. */
+  /** Optional with `tool_calls`. */
   content?: string | { type: "text"; text: string }[] | null;
-  /** Calls of an earlier answer. */
+  /** Calls of an earlier reply. */
   tool_calls?: ChatCompletionToolCall[];
-  /** Which of them a message of the role `tool` answers. */
+  /** The call that a message of the role `tool` answers. */
   tool_call_id?: string;
   name?: string;
 }
@@ -40,30 +40,30 @@ export interface ChatCompletionTool {
   function: { name: string; description?: string; parameters?: object; strict?: boolean | null };
 }
 
-/** A request. Fields of the API that are not here are refused with the error `unsupported`, unless they are `null`. */
+/** A request. The API's other fields are the error `unsupported`, unless they are `null`. */
 export interface ChatCompletionRequest extends SamplingFields {
   messages: ChatCompletionMessageParam[];
-  /** Repeated in the answer; a client answers with the model of this name. */
+  /** Repeated in the response; a client uses the model of this name. */
   model?: string;
-  /** Tokens to generate at most. Default: as many as the context holds. */
+  /** Most tokens to generate. Default: whatever the context holds. */
   max_completion_tokens?: number | null;
   /** The older name of `max_completion_tokens`. */
   max_tokens?: number | null;
-  /** Whether choices say how likely their tokens were. */
+  /** Whether choices have log-probabilities. */
   logprobs?: boolean | null;
-  /** How many of the likeliest tokens each of them comes with: 0 to 20. Needs `logprobs`. Default 0. */
+  /** Number of likeliest tokens, 0 to 20. Needs `logprobs`. Default 0. */
   top_logprobs?: number | null;
   tools?: ChatCompletionTool[] | null;
   tool_choice?: ToolChoice | null;
   parallel_tool_calls?: boolean | null;
-  /** `none`: no thought, as with `thinking: false` in {@link ChatOptions}. The others are told to the template, which may know them. */
+  /** `none`: as `thinking: false` in {@link ChatOptions}. The others are passed to the template. */
   reasoning_effort?: (typeof EFFORTS)[number] | null;
   response_format?:
     | { type: "text" } | { type: "json_object" }
     | { type: "json_schema"; json_schema: { name?: string; schema?: object; strict?: boolean | null } } | null;
 }
 
-/** A token, and how likely it was. */
+/** A token and its log-probability. */
 export interface ChatCompletionTokenLogprob {
   token: string;
   /** Natural logarithm of its probability. */
@@ -72,13 +72,13 @@ export interface ChatCompletionTokenLogprob {
   bytes: number[];
 }
 
-/** The tokens of an answer, without what ends it: a token or a stop text. Those of thoughts and calls are among them. */
+/** The tokens of a choice, thinking and calls included, without the token or stop text that ends it. */
 export interface ChatCompletionLogprobs {
   content: (ChatCompletionTokenLogprob & { top_logprobs: ChatCompletionTokenLogprob[] })[];
   refusal: null;
 }
 
-/** A whole answer. */
+/** A complete response. */
 export interface ChatCompletion extends Head {
   object: "chat.completion";
   choices: {
@@ -88,7 +88,7 @@ export interface ChatCompletion extends Head {
       content: string;
       refusal: null;
       tool_calls?: ChatCompletionToolCall[];
-      /** Not in OpenAI's API: what the model thought, where the answer was taken apart. */
+      /** Not in OpenAI's API: the thinking, if the output was parsed. */
       reasoning_content?: string;
     };
     finish_reason: FinishReason;
@@ -97,7 +97,7 @@ export interface ChatCompletion extends Head {
   usage: CompletionUsage;
 }
 
-/** What a part of an answer adds. Calls come whole. */
+/** An addition to a choice. Calls are complete. */
 export interface ChatCompletionDelta {
   role?: "assistant";
   content?: string;
@@ -105,7 +105,7 @@ export interface ChatCompletionDelta {
   reasoning_content?: string;
 }
 
-/** A part of an answer. */
+/** A part of a streamed response. */
 export interface ChatCompletionChunk extends Head {
   object: "chat.completion.chunk";
   choices: {
@@ -114,7 +114,7 @@ export interface ChatCompletionChunk extends Head {
     finish_reason: FinishReason | null;
     logprobs: ChatCompletionLogprobs | null;
   }[];
-  /** In the last chunk if `stream_options.include_usage` is on, else missing or `null`. */
+  /** In the last chunk with `stream_options.include_usage`, else absent or `null`. */
   usage?: CompletionUsage | null;
 }
 
@@ -136,10 +136,10 @@ const FIELDS: Fields<ChatCompletionRequest> = {
  * console.log(answer.choices[0].message.content);
  * ```
  *
- * A stream is there when its first chunk is. Leaving its loop, or `stream.controller.abort()`, ends the generation.
+ * A stream resolves with its first chunk. Leaving its loop, or `stream.controller.abort()`, ends the generation.
  *
- * @throws {@link TilewrightError} `unsupported` for fields that ask for what this engine does not do, `option` for values that no answer
- * can be computed with, both with the field as `param`; what a generation throws; or the reason of `options.signal`.
+ * @throws {@link TilewrightError} `unsupported` for unsupported fields, `option` for invalid values, both with the field as `param`; errors of a
+ * generation; or the reason of `options.signal`.
  */
 export function createChatCompletion(
   model: Model, request: ChatCompletionRequest & { stream: true }, options?: RequestOptions,
@@ -158,7 +158,6 @@ export async function createChatCompletion(
   checkRanges(request);
   const messages = request.messages.map(messageOf);
   const own = ownOptions(request);
-  // The prompt is computed once where the model can go back to it.
   const each = samplingOf(request, given, request.max_completion_tokens ?? request.max_tokens ?? NO_LIMIT)
     .map((sampling): ChatOptions => ({ ...sampling, ...own }));
   const head = headOf("chatcmpl", request.model ?? model.info.name);
@@ -172,24 +171,15 @@ async function complete(model: Model, messages: ChatMessage[], each: ChatOptions
   const results: GenerateResult[] = [];
   const ids = new CallIds(messages.length);
   for (const [index, options] of each.entries()) {
-    const generation = model.chat(messages, options);
-    const tokens = new TokenQueue();
-    const certain: Piece[] = [];
-    let content = "";
-    for await (const piece of generation) {
-      content += piece.text;
-      certain.push(...tokens.push(piece));
-    }
-    const result = await generation.result;
-    certain.push(...tokens.end(result.stopReason));
-    const message: ChatCompletion["choices"][number]["message"] = { role: "assistant", content, refusal: null };
+    const { text, tokens, result } = await collect(model.chat(messages, options));
+    const message: ChatCompletion["choices"][number]["message"] = { role: "assistant", content: text, refusal: null };
     if (result.toolCalls.length > 0) {
       message.tool_calls = result.toolCalls.map((call) => ids.toolCall(call));
     }
     if (result.thinking !== "") {
       message.reasoning_content = result.thinking;
     }
-    choices.push({ index, message, finish_reason: finishOf(result), logprobs: options.logprobs === undefined ? null : logprobsOf(certain) });
+    choices.push({ index, message, finish_reason: finishOf(result), logprobs: options.logprobs === undefined ? null : logprobsOf(tokens) });
     results.push(result);
   }
   return { ...head, object: "chat.completion", choices, usage: usageOf([results]) };
@@ -208,11 +198,9 @@ async function* chunksOf(
     }
     const delta = (part: ChatCompletionDelta, finish: FinishReason | null, tokens: readonly Piece[] = []): ChatCompletionChunk =>
       chunk([{ index, delta: part, finish_reason: finish, logprobs: tokens.length === 0 ? null : logprobsOf(tokens) }]);
-    const generation = model.chat(messages, options);
-    const queue = new TokenQueue();
     let isOpen = false;
     let nCalls = 0;
-    const parts = function* ({ text, thinking, toolCalls = [] }: Partial<Piece>, certain: Piece[]): Generator<ChatCompletionChunk, void, undefined> {
+    const parts = function* ({ text = "", thinking, toolCalls = [] }: Partial<Piece>, certain: Piece[]): Generator<ChatCompletionChunk> {
       if (!isOpen) {
         isOpen = true;
         yield delta({ role: "assistant", content: "" }, null);
@@ -222,8 +210,8 @@ async function* chunksOf(
         yield delta({ reasoning_content: thinking }, null, tokens);
         tokens = [];
       }
-      if ((text !== undefined && text !== "") || (tokens.length > 0 && toolCalls.length === 0)) {
-        yield delta({ content: text ?? "" }, null, tokens);
+      if (text !== "" || (tokens.length > 0 && toolCalls.length === 0)) {
+        yield delta({ content: text }, null, tokens);
         tokens = [];
       }
       if (toolCalls.length > 0) {
@@ -231,11 +219,8 @@ async function* chunksOf(
         nCalls += toolCalls.length;
       }
     };
-    for await (const piece of piecesUntil(generation, ending)) {
-      yield* parts(piece, queue.push(piece));
-    }
-    const result = await generation.result;
-    yield* parts({}, queue.end(result.stopReason));
+    const { result, tokens } = yield* emitting(model.chat(messages, options), parts, ending);
+    yield* parts({}, tokens);
     yield delta({}, finishOf(result));
     results.push(result);
   }
@@ -251,12 +236,12 @@ function logprobsOf(pieces: readonly Piece[]): ChatCompletionLogprobs {
   return { content, refusal: null };
 }
 
-/** Ids of calls. Answers of one request are generated from the same messages, so that their calls may come with the same ids. */
+/** Unique ids of calls. The choices of a request have the same messages, so the ids of their calls may repeat. */
 class CallIds {
   readonly #taken = new Set<string>();
   #next: number;
 
-  /** Messages say where a conversation's ids go on: see `answerReader`. */
+  /** Numbered by the number of messages: see `answerReader`. */
   constructor(nMessages: number) {
     this.#next = nMessages * 100;
   }
@@ -317,7 +302,7 @@ function messageOf(message: ChatCompletionMessageParam, at: number): ChatMessage
   };
 }
 
-/** Templates take objects as arguments. */
+/** A call with its arguments as an object, as templates need them. */
 function callOf(call: ChatCompletionToolCall, param: string): object {
   if (typeof call?.function?.name !== "string") {
     throw invalid(param, call, "a call of a function");
@@ -342,14 +327,14 @@ function joinParts(parts: { type: string; text?: string }[] | null | undefined, 
   }).join("");
 }
 
-/** What is a chat's alone. */
+/** Options of chats alone. */
 function ownOptions(request: ChatCompletionRequest): ChatOptions {
   const tools = request.tools?.map(toolOf) ?? [];
   return {
     logprobs: request.logprobs === true ? request.top_logprobs ?? 0 : undefined,
     responseFormat: formatOf(request.response_format ?? undefined),
     ...effortOf(request.reasoning_effort ?? undefined),
-    // Without tools there is nothing to choose, but a call that is asked for all the same is refused.
+    // Without tools, only a required call matters: it is refused.
     ...(tools.length === 0 ? asksForCall(request.tool_choice) : {
       tools, toolChoice: request.tool_choice ?? undefined, parallelToolCalls: request.parallel_tool_calls ?? undefined,
     }),
@@ -360,7 +345,7 @@ function effortOf(effort: (typeof EFFORTS)[number] | undefined): Pick<ChatOption
   return effort === undefined ? {} : effort === "none" ? { thinking: false } : { templateVariables: { reasoning_effort: effort } };
 }
 
-/** A tool as templates know it. Calls are valid by its parameters whether it is `strict` or not. */
+/** A tool in the templates' form. Calls are always valid by its parameters, so `strict` is dropped. */
 function toolOf(tool: ChatCompletionTool, at: number): ChatCompletionTool {
   if (tool?.type !== "function") {
     throw unsupported(`tools[${at}]`, `tools[${at}] is of the type ${String(tool?.type)}, only functions are supported`);

@@ -1,4 +1,4 @@
-/** What a client can be asked. */
+/** The type of a client. */
 
 import type { RequestOptions } from "../types.js";
 import type { CompletionStream } from "./common.js";
@@ -15,10 +15,9 @@ export interface ModelEntry {
   owned_by: "local";
 }
 
-/** A request for a chat that names its model. */
 export type ClientChatRequest = ChatCompletionRequest & { model: string };
 
-/** What {@link createClient} makes. Errors are {@link TilewrightError}s, `model_not_found` for a name that nothing has. */
+/** A client of {@link createClient}. Errors are {@link TilewrightError}s, `model_not_found` for an unknown model. */
 export interface Client {
   chat: {
     completions: {
@@ -38,8 +37,8 @@ export interface Client {
     retrieve(name: string): Promise<ModelEntry>;
   };
   /**
-   * Answers the requests of other clients of the API in place of the network: `new OpenAI({ baseURL: "http://local/v1", fetch: client.fetch })`.
-   * It knows `chat/completions`, `completions`, `embeddings` and `models` under `/v1/` of any host.
+   * Serves other clients in place of the network: `new OpenAI({ baseURL: "http://local/v1", fetch: client.fetch })`. It supports
+   * `chat/completions`, `completions`, `embeddings` and `models` under `/v1/` of any host.
    */
   fetch(input: string | URL | Request, init?: RequestInit): Promise<Response>;
 }

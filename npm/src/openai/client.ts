@@ -1,4 +1,4 @@
-/** An object in the shape of OpenAI's client, over models that are loaded here. */
+/** OpenAI's client over loaded models. */
 
 import type { Embedder } from "../embedder.js";
 import { TilewrightError } from "../errors.js";
@@ -14,7 +14,7 @@ import { fetchFrom } from "./fetch.js";
 
 /** Options of {@link createClient}. */
 export interface ClientOptions {
-  /** What requests find by the names in their field `model`. Each request looks again: what is added later is found, too. */
+  /** Models by name. Each request looks its field `model` up, so later additions count. */
   models: Readonly<Record<string, Model | Embedder>>;
 }
 
@@ -26,7 +26,7 @@ export interface ClientOptions {
  * const answer = await client.chat.completions.create({ model: "story", messages: [{ role: "user", content: "Hello!" }] });
  * ```
  *
- * @throws {@link TilewrightError} `option` for what is no model.
+ * @throws {@link TilewrightError} `option` for anything but models.
  */
 export function createClient(options: ClientOptions): Client {
   const { models } = known("createClient", options);
@@ -50,20 +50,15 @@ export function createClient(options: ClientOptions): Client {
     }
     return model;
   };
-  const chatModel = (request: { model?: string }): Model => {
+  const findKind = <T extends Model | Embedder>(request: { model?: string }, isKind: (model: Model | Embedder) => model is T, problem: string): T => {
     const model = find(request?.model);
-    if (!isChat(model)) {
-      throw new TilewrightError("option", `${request.model} is an encoder and generates nothing`, { param: "model" });
+    if (!isKind(model)) {
+      throw new TilewrightError("option", `${request.model} ${problem}`, { param: "model" });
     }
     return model;
   };
-  const encoder = (request: { model?: string }): Embedder => {
-    const model = find(request?.model);
-    if (!isEncoder(model)) {
-      throw new TilewrightError("option", `${request.model} is no encoder and makes no vectors`, { param: "model" });
-    }
-    return model;
-  };
+  const chatModel = (request: { model?: string }): Model => findKind(request, isChat, "is an encoder and generates nothing");
+  const encoder = (request: { model?: string }): Embedder => findKind(request, isEncoder, "is no encoder and makes no vectors");
   const calls: Omit<Client, "fetch"> = {
     chat: {
       completions: {

@@ -1,19 +1,18 @@
-/** Vectors of texts, in the shape of OpenAI's API. */
+/** OpenAI's embeddings. */
 
 import type { Embedder } from "../embedder.js";
 import type { RequestOptions } from "../types.js";
 import { invalid, unsupported } from "./errors.js";
 import { checkFields, checkNumber, optionsOf, type Fields } from "./request.js";
 
-/** A request. Fields of the API that are not here are refused with the error `unsupported`, unless they are `null`. */
+/** A request. The API's other fields are the error `unsupported`, unless they are `null`. */
 export interface EmbeddingRequest {
-  /** Name of the encoder. */
   model: string;
-  /** One text, or up to 2048. Token ids are refused: other encoders' are not this one's. */
+  /** One text, or up to 2048. Token ids are unsupported: they depend on the encoder. */
   input: string | string[];
-  /** As numbers, or their bytes: floats of 32 bits, the lowest byte first. Default `float`. */
+  /** Numbers, or their bytes as little-endian 32-bit floats. Default `float`. */
   encoding_format?: "float" | "base64" | null;
-  /** No other than what the encoder has. */
+  /** Must be the encoder's. */
   dimensions?: number | null;
   /** Ignored. */
   user?: string | null;
@@ -29,10 +28,10 @@ export interface EmbeddingResponse {
 
 const FIELDS: Fields<EmbeddingRequest> = { model: true, input: true, encoding_format: true, dimensions: true, user: true };
 
-/** Texts in a request, as in OpenAI's API. */
+/** Most texts per request, as in OpenAI's API. */
 const MOST_TEXTS = 2048;
 
-/** Makes vectors: the request's model is the one that is given. */
+/** Embeds texts with the given model, whatever the request names. */
 export async function createEmbeddings(embedder: Embedder, request: EmbeddingRequest, options: RequestOptions = {}): Promise<EmbeddingResponse> {
   const { signal } = optionsOf("embeddings.create", options);
   checkFields(request, FIELDS);

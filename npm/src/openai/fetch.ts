@@ -1,4 +1,4 @@
-/** Answers HTTP requests in the shape of OpenAI's API, without any network. */
+/** OpenAI's HTTP API without a network. */
 
 import { messageOf } from "../errors.js";
 import { decoded } from "../helpers.js";
@@ -6,10 +6,10 @@ import { CompletionStream } from "./common.js";
 import type { Client } from "./client-types.js";
 import { errorResponse, type ErrorBody } from "./errors.js";
 
-/** What answers a path, by the method. */
+/** A path's handlers, by method. */
 type Route = Partial<Record<string, (body: object, signal: AbortSignal, rest: string) => Promise<unknown>>>;
 
-/** A `fetch` that has these calls answer. */
+/** A `fetch` over these calls. */
 export function fetchFrom(client: Omit<Client, "fetch">): Client["fetch"] {
   const routes: [path: RegExp, route: Route][] = [
     [/^chat\/completions$/, { POST: (body, signal) => client.chat.completions.create(body as never, { signal }) }],
@@ -54,7 +54,7 @@ export function fetchFrom(client: Omit<Client, "fetch">): Client["fetch"] {
   };
 }
 
-/** Clients must not ask again: the answer would be the same. */
+/** Clients must not retry: the response would be the same. */
 function failed(status: number, body: ErrorBody): Response {
   return Response.json(body, { status, headers: { "x-should-retry": "false" } });
 }
@@ -79,7 +79,7 @@ function eventsOf(stream: CompletionStream<unknown>, signal: AbortSignal): Respo
         if (signal.aborted) {
           controller.error(signal.reason);
         } else {
-          // The status has been sent; an error is an event, and the last one.
+          // The status has been sent, so an error is the last event.
           controller.enqueue(event(JSON.stringify(errorResponse(error).body)));
           controller.close();
         }

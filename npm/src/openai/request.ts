@@ -1,11 +1,11 @@
-/** What requests for chats and for plain texts have in common: fields, their ranges, and what they ask of a model. */
+/** The common part of chat and text requests: fields, ranges, and options for the model. */
 
 import { known } from "../options.js";
 import { TilewrightError } from "../errors.js";
 import type { GenerateOptions, RequestOptions } from "../types.js";
 import { invalid, unsupported } from "./errors.js";
 
-/** How tokens are chosen. A field that is `null` is as one that is missing. */
+/** Sampling fields. `null` is as absent. */
 export interface SamplingFields {
   /** 0 to 2. Default 1, as in OpenAI's API. The other sampling options have the defaults of {@link GenerateOptions}. */
   temperature?: number | null;
@@ -20,9 +20,9 @@ export interface SamplingFields {
   frequency_penalty?: number | null;
   /** Biases of -100 to 100 by token ids. */
   logit_bias?: Record<string, number> | null;
-  /** Answers to give, 1 to 128, one after the other; with `seed`, the second one's is `seed + 1`, and so on. Default 1. */
+  /** Number of choices, 1 to 128, generated in turn; with `seed`, the second one uses `seed + 1`, and so on. Default 1. */
   n?: number | null;
-  /** `true`: the answer is a stream of chunks. */
+  /** `true`: the response is a stream of chunks. */
   stream?: boolean | null;
   stream_options?: { include_usage?: boolean; include_obfuscation?: false } | null;
   /** Ignored. */
@@ -35,7 +35,7 @@ export interface SamplingFields {
   repeat_penalty?: number | null;
 }
 
-/** Names of the fields that a request of this type has. */
+/** The field names of a request. */
 export type Fields<Request> = Readonly<Record<keyof Request, true>>;
 
 export const SAMPLING_FIELDS: Fields<SamplingFields> = {
@@ -43,20 +43,16 @@ export const SAMPLING_FIELDS: Fields<SamplingFields> = {
   stream_options: true, user: true, top_k: true, min_p: true, repeat_penalty: true,
 };
 
-/** Seeds are exact numbers up to here. */
+/** Seeds are exact up to here. */
 const MOST = Number.MAX_SAFE_INTEGER;
 
-/** Values of other fields that ask for nothing. */
+/** Unsupported fields and values without effect. */
 const NEUTRAL: Readonly<Record<string, (value: unknown) => boolean>> = {
   store: (value) => value === false,
   service_tier: (value) => value === "auto" || value === "default",
 };
 
-/**
- * Refuses what is no request, and fields that ask for what nobody does.
- *
- * @throws {@link TilewrightError}: `option`, `unsupported`.
- */
+/** Throws `option` for anything but a request, and `unsupported` for unsupported fields. */
 export function checkFields(request: object, fields: Readonly<Record<string, true>>): void {
   if (typeof request !== "object" || request === null || Array.isArray(request)) {
     throw new TilewrightError("option", "the request is no object");
@@ -68,7 +64,6 @@ export function checkFields(request: object, fields: Readonly<Record<string, tru
   }
 }
 
-/** Refuses a number outside these bounds. */
 export function checkNumber(param: string, value: unknown, least: number, most: number, kind: "number" | "whole number"): void {
   const isIn = typeof value === "number" && value >= least && value <= most && (kind === "number" || Number.isInteger(value));
   if (value !== undefined && value !== null && !isIn) {
@@ -76,14 +71,13 @@ export function checkNumber(param: string, value: unknown, least: number, most: 
   }
 }
 
-/** Refuses what is neither `true` nor `false`. */
 export function checkFlag(param: string, value: unknown): void {
   if (value !== undefined && value !== null && typeof value !== "boolean") {
     throw invalid(param, value, "true or false");
   }
 }
 
-/** The ranges of OpenAI's API, which are within those of the engine. */
+/** Checks the ranges of OpenAI's API, which are within the engine's. */
 export function checkSampling(request: SamplingFields): void {
   checkNumber("temperature", request.temperature, 0, 2, "number");
   checkNumber("top_p", request.top_p, 0, 1, "number");
@@ -121,7 +115,7 @@ export function checkSampling(request: SamplingFields): void {
   }
 }
 
-/** What a request asks of each of its generations: they differ in their seeds alone. */
+/** Options of each choice's generation: they differ in the seed. */
 export function samplingOf(request: SamplingFields, options: RequestOptions, maxTokens: number): GenerateOptions[] {
   const { stop, seed } = request;
   const common: GenerateOptions = {
@@ -140,7 +134,6 @@ export function samplingOf(request: SamplingFields, options: RequestOptions, max
   return Array.from({ length: request.n ?? 1 }, (_, at) => ({ ...common, seed: seed === undefined || seed === null ? undefined : seed + at }));
 }
 
-/** The options of a call. */
 export function optionsOf(call: "createChatCompletion" | "completions.create" | "embeddings.create", options: RequestOptions): RequestOptions {
   const given = known(call, options);
   given.signal?.throwIfAborted();
