@@ -3,6 +3,7 @@
 import { WorkerConnection } from "./worker-connection.js";
 import { TilewrightError } from "./errors.js";
 import type { Connection } from "./connection.js";
+import { defined } from "./helpers.js";
 import { WorkerObject } from "./loaded.js";
 import { known } from "./options.js";
 import { finalizer } from "./platform.js";
@@ -232,13 +233,8 @@ export async function openDevice(
 ): Promise<{ connection: Connection; device: DeviceInfo }> {
   const connection = await WorkerConnection.open();
   connection.onNotice = onNotice;
-  try {
-    const info = await connection.call("openDevice", { choice: device, subgroups, ...(tier === undefined ? {} : { tier }) });
-    return { connection, device: info };
-  } catch (error) {
-    void connection.close("the device was not opened");
-    throw error;
-  }
+  return connection.orClose("the device was not opened", async () =>
+    ({ connection, device: await connection.call("openDevice", { choice: device, subgroups, ...defined({ tier }) }) }));
 }
 
 let shared: Promise<Kernels> | undefined;

@@ -1,4 +1,4 @@
-/** How something is loaded: in which worker, onto which device, and whether other tabs share it. */
+/** Loads: in which worker, onto which device, and whether other tabs share the model. */
 
 import { WorkerConnection } from "./worker-connection.js";
 import { TilewrightError } from "./errors.js";
@@ -10,7 +10,7 @@ import type { Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
 import { canShare, SharedConnection } from "./shared.js";
 import type { DeviceInfo } from "./types.js";
 
-/** Loads, in the worker of what the options are `on`, or in a new one. `own` is what the call takes besides what every load does. */
+/** Loads in the worker of `on`, or in a new one. `own`: the arguments of this call alone. */
 export async function loadInto<K extends LoadName>(
   call: K,
   source: SourceSpec,
@@ -33,21 +33,16 @@ export async function loadInto<K extends LoadName>(
   connection.onDevice = (info) => {
     current = info;
   };
-  try {
+  return connection.orClose("the model was not loaded", async () => {
     const info = await connection.load(call, { ...common, ...own } as Calls[K]["args"], { signal });
     if (current === undefined) {
       throw new TilewrightError("internal", "the engine did not say which device it runs on");
     }
     return { connection, info, device: current };
-  } catch (error) {
-    connection.onProgress = undefined;
-    // The worker puts its files in order; nobody needs to wait for that.
-    void connection.close("the model was not loaded");
-    throw error;
-  }
+  });
 }
 
-/** Asks a worker, that of what the options are `on` or a new one, for something that it does not hold. */
+/** Makes one call in the worker of `on`, or in a new one. */
 export async function callOnce<K extends "inspect" | "prefetch">(
   name: K,
   args: Calls[K]["args"],
@@ -64,19 +59,13 @@ export async function callOnce<K extends "inspect" | "prefetch">(
     return await connection.call(name, args, { signal });
   } finally {
     connection.onProgress = undefined;
-    // The worker puts its files in order; nobody needs to wait for that.
     void connection.close("it was done");
   }
 }
 
-/** What options say of a device: to open one, or to share one. */
 type DeviceOptions = Pick<CommonLoadOptions, "device" | "tier" | "subgroups" | "on">;
 
-/**
- * The device that is asked for.
- *
- * @throws {@link TilewrightError} `option` if one is to be shared and opened.
- */
+/** The requested device. Throws `option` for both a device to share and options of a new one. */
 export function placeOf({ on, device, tier, subgroups }: DeviceOptions): Pick<CommonRequest, "device" | "on"> {
   const [given] = Object.entries({ device, tier, subgroups }).find(([, value]) => value !== undefined) ?? [];
   if (on !== undefined && given !== undefined) {
@@ -85,12 +74,12 @@ export function placeOf({ on, device, tier, subgroups }: DeviceOptions): Pick<Co
   return { device: { choice: device ?? "auto", subgroups: subgroups ?? true, ...defined({ tier }) }, ...defined({ on: on?.connection.target }) };
 }
 
-/** A connection to something new: in the worker of `on`, or in one of its own. */
+/** A connection to a new object in the worker of `on`, or in a new one. */
 export async function connectionFor(on: CommonLoadOptions["on"]): Promise<Connection> {
   return on === undefined ? WorkerConnection.open() : on.connection.sibling();
 }
 
-/** A connection to what other tabs of the site may have loaded from the same addresses. */
+/** A connection to a model that tabs of the site share. */
 function shareable(source: SourceSpec, on: CommonLoadOptions["on"]): Connection {
   const isNamed = source.kind === "builtin" || source.kind === "folder" || (source.kind === "files" && source.files.every(({ kind }) => kind === "url"));
   if (!isNamed) {

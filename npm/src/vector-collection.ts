@@ -15,12 +15,7 @@ export async function makeIn<Info>(
   const place = placeOf({ on, device, tier, subgroups });
   const connection = await connectionFor(on);
   connection.onNotice = onNotice;
-  try {
-    return { connection, ...await make(connection, place.on ?? place.device) };
-  } catch (error) {
-    void connection.close("nothing was made");
-    throw error;
-  }
+  return connection.orClose("nothing was made", async () => ({ connection, ...await make(connection, place.on ?? place.device) }));
 }
 
 /** Vectors on a device. */

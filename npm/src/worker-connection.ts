@@ -3,10 +3,10 @@
 import { fileUrls } from "./configure.js";
 import { fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
-import { deliver, type CallOptions, type Connection } from "./connection.js";
+import { Connection, type CallOptions } from "./connection.js";
+import { cancelling } from "./helpers.js";
 import { besidePackage, importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, FromWorker, LoadName, ToTarget, ToWorker } from "./protocol.js";
-import type { DeviceInfo, Notice, Progress } from "./types.js";
 
 /** A worker of the browser or a thread of Node. */
 interface Thread {
@@ -16,13 +16,12 @@ interface Thread {
   keepAlive(wanted: boolean): void;
 }
 
-/** What a thread tells. */
 interface ThreadEvents {
   onMessage(message: FromWorker): void;
   onFailure(reason: string): void;
 }
 
-/** A call that waits for its answer. */
+/** A call that waits for its reply. */
 interface Pending {
   target: number;
   resolve(value: unknown): void;
@@ -31,32 +30,30 @@ interface Pending {
   keeps?: object | undefined;
 }
 
-/** Milliseconds that a worker has to put things in order before it is ended. */
+/** Milliseconds that a worker has to clean up before it is ended. */
 const GRACE_MS = 2000;
 
-/** Bytes whose loss would be felt: the browser is asked to keep them. */
+/** Bytes of storage beyond which the browser is asked to keep them. */
 const LARGE_BYTES = 50e6;
 
 /** A connection to an object in a worker of this page. */
-export class WorkerConnection implements Connection {
-  onNotice: ((notice: Notice) => void) | undefined;
-  onDevice: ((device: DeviceInfo) => void) | undefined;
-  onProgress: ((progress: Progress) => void) | undefined;
-  /** Called once when nothing can be asked any more. */
+export class WorkerConnection extends Connection {
+  /** Called once when the worker or the target is gone. */
   onEnd: ((error: TilewrightError) => void) | undefined;
   readonly target: number;
   readonly #host: WorkerHost;
   #fetching: FetchServer | undefined;
-  /** Why nothing can be asked any more. */
+  /** Why it ended. */
   #ended: TilewrightError | undefined;
 
   /** @internal */
   constructor(host: WorkerHost, target: number) {
+    super();
     this.#host = host;
     this.target = target;
   }
 
-  /** A connection to something in a worker of its own. */
+  /** A connection to a new object in a new worker. */
   static async open(): Promise<WorkerConnection> {
     return (await WorkerHost.start()).connect();
   }
@@ -94,7 +91,7 @@ export class WorkerConnection implements Connection {
       case "notice":
       case "progress":
       case "device":
-        deliver(this, message);
+        this.deliver(message);
         break;
       case "stored":
         this.#host.keepStored(message.bytes);
@@ -127,7 +124,7 @@ class WorkerHost {
   #nextTarget = 0;
   readonly #pending = new Map<number, Pending>();
   #nextId = 0;
-  /** Why nothing can be asked any more. */
+  /** Why it ended. */
   #ended: TilewrightError | undefined;
   readonly #watch = new AbortController();
   #ready: (() => void) | undefined;
@@ -135,7 +132,6 @@ class WorkerHost {
 
   private constructor() {}
 
-  /** Starts a worker. */
   static async start(): Promise<WorkerHost> {
     const host = new WorkerHost();
     const ready = new Promise<void>((resolve, reject) => {
@@ -154,7 +150,7 @@ class WorkerHost {
     return host;
   }
 
-  /** A connection to something new. */
+  /** A connection to a new object. */
   connect(): WorkerConnection {
     const connection = new WorkerConnection(this, this.#nextTarget);
     this.#nextTarget += 1;
@@ -166,53 +162,36 @@ class WorkerHost {
     this.#thread?.post(message);
   }
 
-  call<K extends CallName>(
+  async call<K extends CallName>(
     target: number, name: K, args: Calls[K]["args"], { signal, ending, transfer, onEvent, keeps }: CallOptions<K>,
   ): Promise<Calls[K]["reply"]> {
-    return new Promise((resolve, reject) => {
-      signal?.throwIfAborted();
-      if (this.#ended !== undefined) {
-        throw this.#ended;
-      }
-      const id = this.#nextId;
-      this.#nextId += 1;
-      const abort = (): void => {
-        this.post({ type: "abort", id });
-        const pending = this.#pending.get(id);
-        if (pending !== undefined) {
-          pending.onEvent = undefined;
-        }
-        reject(signal?.reason);
-      };
-      const stop = (): void => this.post({ type: "stop", id });
-      const settled = (): void => {
-        signal?.removeEventListener("abort", abort);
-        ending?.removeEventListener("abort", stop);
-      };
-      this.#thread?.post({ type: "call", id, target, name, args }, transfer);
-      this.#pending.set(id, {
-        target,
-        resolve: (value) => {
-          settled();
-          resolve(value as Calls[K]["reply"]);
-        },
-        reject: (error) => {
-          settled();
-          reject(error);
-        },
-        onEvent: onEvent as Pending["onEvent"],
-        keeps,
-      });
-      this.#thread?.keepAlive(true);
-      signal?.addEventListener("abort", abort, { once: true });
-      ending?.addEventListener("abort", stop, { once: true });
-      if (ending?.aborted === true) {
-        stop();
-      }
+    signal?.throwIfAborted();
+    if (this.#ended !== undefined) {
+      throw this.#ended;
+    }
+    const id = this.#nextId;
+    this.#nextId += 1;
+    this.#thread?.post({ type: "call", id, target, name, args }, transfer);
+    const reply = new Promise<unknown>((resolve, reject) => {
+      this.#pending.set(id, { target, resolve, reject, onEvent: onEvent as Pending["onEvent"], keeps });
     });
+    this.#thread?.keepAlive(true);
+    const abort = (): void => {
+      this.post({ type: "abort", id });
+      const pending = this.#pending.get(id);
+      if (pending !== undefined) {
+        pending.onEvent = undefined;
+        pending.reject(signal?.reason);
+      }
+    };
+    const stop = (): void => this.post({ type: "stop", id });
+    if (ending?.aborted === true) {
+      stop();
+    }
+    return await cancelling(signal, abort, () => cancelling(ending, stop, () => reply)) as Calls[K]["reply"];
   }
 
-  /** Frees a target as soon as the worker has put things in order, and ends the worker if there is no other. */
+  /** Frees a target, and ends the worker if it has no other. */
   async release(target: number, reason: TilewrightError): Promise<void> {
     this.#connections.delete(target);
     if (this.#ended !== undefined) {
@@ -229,7 +208,7 @@ class WorkerHost {
     const patience = new Promise<void>((resolve) => {
       timer = setTimeout(resolve, GRACE_MS);
     });
-    // The worker's memory goes with it, so it does not matter whether it came to freeing it.
+    // Ending the worker frees its memory in any case.
     await Promise.race([this.call(target, "close", {}, {}).then(() => {}, () => {}), patience]);
     clearTimeout(timer);
     if (this.#connections.size === 0) {
@@ -265,12 +244,11 @@ class WorkerHost {
     }
   }
 
-  /** Asks the browser once not to delete what is kept when its disk is full. Only pages may ask, not their workers. */
+  /** Asks the browser once not to evict stored files. Only pages can ask, not their workers. */
   keepStored(bytes: number): void {
     const before = this.#storedBytes;
     this.#storedBytes += bytes;
     if (before < LARGE_BYTES && this.#storedBytes >= LARGE_BYTES) {
-      // A browser that refuses may delete the copy some day; then it is downloaded again.
       const storage = globalThis.navigator?.storage as { persist?(): Promise<boolean> } | undefined;
       storage?.persist?.().catch(() => {});
     }
@@ -285,12 +263,12 @@ class WorkerHost {
     return pending;
   }
 
-  /** Waits for the lock that the worker holds: who gets it knows that the worker is gone, even if nobody said so. */
+  /** Waits for the worker's lock, which is released when the worker is gone. */
   #watchLock(name: string): void {
     navigator.locks.request(name, { signal: this.#watch.signal }, () => {
       this.#end(new TilewrightError("worker_crashed", "the worker with the engine is gone; the browser or someone else ended it"));
     }).catch(() => {
-      // Not watching any more: the engine has ended otherwise.
+      // The worker has ended otherwise.
     });
   }
 
@@ -319,7 +297,7 @@ function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
   const blob = other !== undefined && isForeign(other) ? blobImporting(other) : undefined;
   let worker: Worker;
   try {
-    // Bundlers find the worker by these very words.
+    // Bundlers look for exactly this expression.
     worker = other === undefined ? new Worker(new URL("./worker.js", import.meta.url), { type: "module" }) : new Worker(blob ?? other, { type: "module" });
   } catch (error) {
     revoke(blob);
@@ -336,18 +314,18 @@ function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
   return { post: (message, transfer = []) => worker.postMessage(message, transfer), terminate: () => worker.terminate(), keepAlive: () => {} };
 }
 
-/** Whether an address is of another origin than the page, whose workers browsers refuse. Deno refuses none. */
+/** Whether browsers refuse a worker of this address, because of its origin. Deno never does. */
 function isForeign(url: string): boolean {
   return !("Deno" in globalThis) && /^https?:/.test(url) && new URL(url).origin !== globalThis.origin;
 }
 
-/** The worker beside the package, if that came from another origin. Within a bundle it is wherever the bundler put it. */
+/** The worker beside the package, if that is of another origin. In a bundle, the bundler places the worker. */
 function foreignWorker(): string | undefined {
   const url = besidePackage("worker.js").href;
   return isForeign(url) ? url : undefined;
 }
 
-/** A module of the page's own origin that does nothing but import another one. */
+/** A module of the page's own origin that imports another one. */
 function blobImporting(url: string): string {
   return URL.createObjectURL(new Blob([`import ${JSON.stringify(url)};`], { type: "text/javascript" }));
 }
