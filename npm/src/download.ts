@@ -42,14 +42,11 @@ const TRANSIENT = new Set([408, 425, 429, 500, 502, 503, 504]);
 
 /** A failure after which to retry. */
 class Broken extends Error {
-  /** The error after the last attempt. */
-  readonly final: TilewrightError;
   /** Milliseconds to wait, as the server asks. */
   readonly asked: number | undefined;
 
-  constructor(final: TilewrightError, asked?: number) {
+  constructor(readonly final: TilewrightError, asked?: number) {
     super(final.message);
-    this.final = final;
     this.asked = asked;
   }
 }
@@ -65,8 +62,6 @@ export class WebPage extends TilewrightError {
 }
 
 export class Download {
-  readonly #url: string;
-  readonly #options: DownloadOptions;
   #version: FileVersion = {};
   #position = 0;
   /** Consecutive attempts without progress. */
@@ -79,10 +74,7 @@ export class Download {
   #pieceEnd = Infinity;
   #inPieces = 0;
 
-  private constructor(url: string, options: DownloadOptions) {
-    this.#url = url;
-    this.#options = options;
-  }
+  private constructor(private readonly url: string, private readonly options: DownloadOptions) {}
 
   static async open(url: string, options: DownloadOptions): Promise<Download> {
     const download = new Download(url, options);
@@ -124,7 +116,7 @@ export class Download {
       return await this.#retrying(() => this.#read());
     } catch (error) {
       if (error instanceof Changed) {
-        throw new TilewrightError("range", `${this.#url} was replaced on the server during the download; load it again`);
+        throw new TilewrightError("range", `${this.url} was replaced on the server during the download; load it again`);
       }
       throw error;
     }
@@ -145,14 +137,14 @@ export class Download {
 
   async #retrying<T>(attempt: () => Promise<T>): Promise<T> {
     for (;;) {
-      this.#options.signal.throwIfAborted();
+      this.options.signal.throwIfAborted();
       try {
         const value = await attempt();
         this.#failures = 0;
         return value;
       } catch (error) {
         this.close();
-        this.#options.signal.throwIfAborted();
+        this.options.signal.throwIfAborted();
         if (!(error instanceof Broken)) {
           throw error;
         }
@@ -162,8 +154,8 @@ export class Download {
         if (usual === undefined || wait === undefined || wait > LONGEST_WAIT_MS) {
           throw error.final;
         }
-        this.#options.onReconnect(`${error.message}; trying again at byte ${this.#position}`);
-        await delay(wait, this.#options.signal);
+        this.options.onReconnect(`${error.message}; trying again at byte ${this.#position}`);
+        await delay(wait, this.options.signal);
       }
     }
   }
@@ -185,7 +177,7 @@ export class Download {
       const chunk = await this.#readBody();
       if (chunk === undefined) {
         if (size !== undefined && this.#position < size) {
-          throw new Broken(new TilewrightError("truncated", `${this.#url} ended after ${this.#position} of ${size} bytes`));
+          throw new Broken(new TilewrightError("truncated", `${this.url} ended after ${this.#position} of ${size} bytes`));
         }
         // Without an announced size, the end of the body is the end of the file.
         this.#version.size = this.#position;
@@ -212,7 +204,7 @@ export class Download {
     try {
       return (await this.#unlessSilent(async () => this.#body?.read()))?.value;
     } catch (error) {
-      throw new Broken(broken(this.#url, error));
+      throw new Broken(broken(this.url, error));
     }
   }
 
@@ -227,7 +219,7 @@ export class Download {
   }
 
   async #ask(): Promise<void> {
-    const found = await requestVersion(this.#url, this.#options.signal, this.#options);
+    const found = await requestVersion(this.url, this.options.signal, this.options);
     if (differs(this.#version, found)) {
       throw new Changed();
     }
@@ -238,7 +230,7 @@ export class Download {
   async #connect(again: boolean): Promise<void> {
     const offset = this.#position;
     const response = await this.#fetch(offset, again);
-    const isPiece = this.#options.inPieces === true;
+    const isPiece = this.options.inPieces === true;
     const found = versionOf(response, offset, isPiece);
     const expected = this.#version;
     if (isPiece && response.status === 416 && expected.size === undefined) {
@@ -248,17 +240,17 @@ export class Download {
     if (again && (response.status === 416 || differs(expected, found))) {
       throw new Changed();
     }
-    checkResponse(this.#url, response);
+    checkResponse(this.url, response);
     if (response.status === 206 && !startsAt(response, offset, isPiece || (found.size !== undefined && found.size === expected.size))) {
       throw new TilewrightError("range",
-        `${this.#url}: the server was asked for the bytes from ${offset} on and sent ${response.headers.get("content-range") ?? "others"}`);
+        `${this.url}: the server was asked for the bytes from ${offset} on and sent ${response.headers.get("content-range") ?? "others"}`);
     }
     this.#skip = response.status === 206 ? 0 : offset;
     this.#pieceEnd = isPiece && response.status === 206 ? offset + this.#pieceBytes : Infinity;
     this.#version = { ...found, ...expected };
     this.#body = response.body?.getReader();
     if (this.#body === undefined) {
-      throw new TilewrightError("network", `${this.#url}: the server sent no bytes`);
+      throw new TilewrightError("network", `${this.url}: the server sent no bytes`);
     }
   }
 
@@ -268,9 +260,9 @@ export class Download {
 
   async #fetch(offset: number, again: boolean): Promise<Response> {
     this.#connection = new AbortController();
-    const signal = AbortSignal.any([this.#options.signal, this.#connection.signal]);
-    const headers = new Headers(this.#options.headers);
-    if (this.#options.inPieces === true) {
+    const signal = AbortSignal.any([this.options.signal, this.#connection.signal]);
+    const headers = new Headers(this.options.headers);
+    if (this.options.inPieces === true) {
       headers.set("range", `bytes=${offset}-${offset + this.#pieceBytes - 1}`);
     } else if (offset > 0) {
       headers.set("range", `bytes=${offset}-`);
@@ -278,15 +270,15 @@ export class Download {
     if (offset > 0) {
       const validator = strongValidator(this.#version);
       // Across origins this header needs the server's permission; there the versions are compared afterwards.
-      if (validator !== undefined && !crossesOrigin(this.#url)) {
+      if (validator !== undefined && !crossesOrigin(this.url)) {
         headers.set("if-range", validator);
       }
     }
-    const { fetch = ownFetch, httpCache: cache } = this.#options;
+    const { fetch = ownFetch, httpCache: cache } = this.options;
     try {
-      return await this.#unlessSilent(() => fetch(this.#url, { headers, signal, cache }));
+      return await this.#unlessSilent(() => fetch(this.url, { headers, signal, cache }));
     } catch (error) {
-      throw again ? new Broken(broken(this.#url, error)) : unreachable(this.#url, error);
+      throw again ? new Broken(broken(this.url, error)) : unreachable(this.url, error);
     }
   }
 }

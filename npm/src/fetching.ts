@@ -55,14 +55,9 @@ interface ActiveRequest {
 
 /** The caller's end: runs requests. */
 export class FetchServer {
-  readonly #fetch: Fetch;
-  readonly #post: (message: FetchToWorker) => void;
   readonly #requests = new Map<number, ActiveRequest>();
 
-  constructor(fetch: Fetch, post: (message: FetchToWorker) => void) {
-    this.#fetch = fetch;
-    this.#post = post;
-  }
+  constructor(private readonly fetch: Fetch, private readonly post: (message: FetchToWorker) => void) {}
 
   receive(message: FetchFromWorker): void {
     switch (message.type) {
@@ -88,7 +83,7 @@ export class FetchServer {
     const request: ActiveRequest = { stop: new AbortController() };
     this.#requests.set(id, request);
     try {
-      const fetch = this.#fetch;
+      const fetch = this.fetch;
       const response = await fetch(url, { method, headers, signal: request.stop.signal, cache: "no-store" });
       if (request.stop.signal.aborted) {
         // The function ignored the abort.
@@ -99,7 +94,7 @@ export class FetchServer {
       if (request.reader === undefined) {
         this.#requests.delete(id);
       }
-      this.#post({ type: "fetched", id, status: response.status, headers: Object.fromEntries(response.headers), hasBody: response.body !== null });
+      this.post({ type: "fetched", id, status: response.status, headers: Object.fromEntries(response.headers), hasBody: response.body !== null });
     } catch (error) {
       this.#fail(id, error);
     }
@@ -111,7 +106,7 @@ export class FetchServer {
       if (value === undefined) {
         this.#requests.delete(id);
       }
-      this.#post({ type: "fetchedPart", id, ...defined({ bytes: value }) });
+      this.post({ type: "fetchedPart", id, ...defined({ bytes: value }) });
     } catch (error) {
       this.#fail(id, error);
     }
@@ -119,7 +114,7 @@ export class FetchServer {
 
   #fail(id: number, error: unknown): void {
     this.#requests.delete(id);
-    this.#post({ type: "fetchFailed", id, message: messageOf(error) });
+    this.post({ type: "fetchFailed", id, message: messageOf(error) });
   }
 
   #end(id: number): void {
@@ -139,13 +134,10 @@ interface Waiting {
 
 /** The worker's end: sends requests. */
 export class FetchClient {
-  readonly #post: (message: FetchFromWorker) => void;
   readonly #waiting = new Map<number, Waiting>();
   #nextId = 0;
 
-  constructor(post: (message: FetchFromWorker) => void) {
-    this.#post = post;
-  }
+  constructor(private readonly post: (message: FetchFromWorker) => void) {}
 
   /** `fetch` with method, headers and signal. */
   readonly fetch: Fetch = (url, { method = "GET", headers, signal } = {}) => new Promise((resolve, reject) => {
@@ -165,7 +157,7 @@ export class FetchClient {
       part?.reject(error);
     };
     const abort = (): void => {
-      this.#post({ type: "fetchEnd", id });
+      this.post({ type: "fetchEnd", id });
       fail(signal?.reason);
     };
     signal?.addEventListener("abort", abort, { once: true });
@@ -180,11 +172,11 @@ export class FetchClient {
           },
           pull: () => new Promise<void>((more, broken) => {
             part = { resolve: more, reject: broken };
-            this.#post({ type: "fetchMore", id });
+            this.post({ type: "fetchMore", id });
           }),
           cancel: () => {
             forget();
-            this.#post({ type: "fetchEnd", id });
+            this.post({ type: "fetchEnd", id });
           },
         }, { highWaterMark: 0 }) : null;
         try {
@@ -205,7 +197,7 @@ export class FetchClient {
       },
       onFailure: fail,
     });
-    this.#post({ type: "fetch", id, url, method, headers: Object.fromEntries(new Headers(headers)) });
+    this.post({ type: "fetch", id, url, method, headers: Object.fromEntries(new Headers(headers)) });
   });
 
   receive(message: FetchToWorker): void {

@@ -110,16 +110,14 @@ function guarded<T>(work: () => T): T {
 /** One generation's constraint, and the reader of what it generates. */
 export class OutputParser implements TokenGuide {
   readonly #guide: Guide | undefined;
-  readonly #reader: AnswerReader | undefined;
   readonly #life = life;
   readonly #toolCalls: ToolCall[] = [];
   #thinking = "";
   /** What the engine is not told of an error. */
   failure: unknown;
 
-  constructor(guide: Guide | undefined, reader: AnswerReader | undefined) {
+  constructor(guide: Guide | undefined, private readonly reader: AnswerReader | undefined) {
     this.#guide = guide;
-    this.#reader = reader;
   }
 
   /** What says which tokens may come, if anything does. */
@@ -137,7 +135,7 @@ export class OutputParser implements TokenGuide {
 
   /** What a token and its text are. */
   piece(id: number, text: string, isLast: boolean): Piece {
-    const reader = this.#reader;
+    const reader = this.reader;
     if (reader === undefined) {
       return { id, text };
     }
@@ -166,7 +164,7 @@ export class OutputParser implements TokenGuide {
   free(): void {
     if (this.#life === life) {
       this.#guide?.free();
-      this.#reader?.free();
+      this.reader?.free();
     }
   }
 

@@ -79,15 +79,9 @@ function notifyOthers(): void {
 
 /** The stored sessions of all models. */
 export class Sessions {
-  readonly #store: Store;
-  /** Called when the stored sessions change. */
-  readonly #onChange: () => void;
   #known: SessionRecord[] | undefined;
 
-  constructor(store: Store, onChange: () => void = () => {}) {
-    this.#store = store;
-    this.#onChange = onChange;
-  }
+  constructor(private readonly store: Store, private readonly onChange: () => void = () => {}) {}
 
   /** Has the records read again. */
   forget(): void {
@@ -107,7 +101,7 @@ export class Sessions {
 
   /** Deletes all of them. */
   async clear(): Promise<void> {
-    await this.#store.clear();
+    await this.store.clear();
     this.#changed();
   }
 
@@ -126,13 +120,13 @@ export class Sessions {
       }
       const id = await sha256Of(`${model} ${tokens.join(" ")}`);
       const url = `${SCHEME}${model}/${id}`;
-      const file = await this.#store.claim(url, "exclusive");
+      const file = await this.store.claim(url, "exclusive");
       if (file === undefined) {
         throw new TilewrightError("storage", "this session is being kept by another tab");
       }
       const record: SessionRecord = { url, size, stored: 0, complete: false, date: Date.now(), tokens: [...tokens] };
       try {
-        await this.#store.sweep();
+        await this.store.sweep();
         this.forget();
         const others = (await this.#records()).filter((record) => record.url !== url);
         const isBegun = (record: SessionRecord): boolean => isOf(record, model) && common(record.tokens, tokens) === record.tokens.length;
@@ -195,7 +189,7 @@ export class Sessions {
 
   /** Opens one to read it, unless another tab is writing it or has deleted it, or it is damaged. */
   async #open(record: SessionRecord, newDigest: NewDigest, onDamaged: () => void): Promise<FoundSession | undefined> {
-    const file = await this.#store.claimIfFree(record.url);
+    const file = await this.store.claimIfFree(record.url);
     if (file === undefined) {
       return undefined;
     }
@@ -233,7 +227,7 @@ export class Sessions {
   }
 
   async #records(): Promise<SessionRecord[]> {
-    this.#known ??= (await this.#store.list()).filter((record): record is SessionRecord => record.complete && record.tokens !== undefined);
+    this.#known ??= (await this.store.list()).filter((record): record is SessionRecord => record.complete && record.tokens !== undefined);
     return this.#known.sort((a, b) => b.date - a.date);
   }
 
@@ -252,7 +246,7 @@ export class Sessions {
 
   async #delete(url: string): Promise<boolean> {
     try {
-      return await this.#store.delete(url);
+      return await this.store.delete(url);
     } finally {
       this.#changed();
     }
@@ -260,7 +254,7 @@ export class Sessions {
 
   #changed(): void {
     this.forget();
-    this.#onChange();
+    this.onChange();
   }
 }
 

@@ -352,16 +352,11 @@ function checkStart(name: string, bytes: Uint8Array): void {
 
 /** A file of this machine. */
 abstract class LocalFile implements ModelFile {
-  readonly name: string;
   readonly isLocal = true;
   readonly phase = "file";
-  readonly size: number;
   arrived = 0;
 
-  constructor(name: string, size: number) {
-    this.name = name;
-    this.size = size;
-  }
+  constructor(readonly name: string, readonly size: number) {}
 
   abstract bytes(offset: number, length: number): Promise<Uint8Array>;
 
@@ -385,15 +380,12 @@ abstract class LocalFile implements ModelFile {
 
 /** A file that the user picked. */
 class BlobFile extends LocalFile {
-  readonly #blob: Blob;
-
-  constructor(name: string, blob: Blob) {
+  constructor(name: string, private readonly blob: Blob) {
     super(name, blob.size);
-    this.#blob = blob;
   }
 
   bytes(offset: number, length: number): Promise<Uint8Array> {
-    return readBlob(this.name, this.#blob, offset, length);
+    return readBlob(this.name, this.blob, offset, length);
   }
 }
 
@@ -407,11 +399,8 @@ async function readBlob(name: string, blob: Blob, offset: number, length = CHUNK
 
 /** A file with a path, in Node and Deno. */
 class PathFile extends LocalFile {
-  readonly #handle: import("node:fs/promises").FileHandle;
-
-  private constructor(name: string, size: number, handle: import("node:fs/promises").FileHandle) {
+  private constructor(name: string, size: number, private readonly handle: import("node:fs/promises").FileHandle) {
     super(name, size);
-    this.#handle = handle;
   }
 
   static async open(spec: PathSpec): Promise<PathFile> {
@@ -427,24 +416,20 @@ class PathFile extends LocalFile {
   async bytes(offset: number, length: number): Promise<Uint8Array> {
     try {
       const buffer = new Uint8Array(length);
-      return buffer.subarray(0, (await this.#handle.read(buffer, 0, length, offset)).bytesRead);
+      return buffer.subarray(0, (await this.handle.read(buffer, 0, length, offset)).bytesRead);
     } catch (error) {
       throw unreadable(this.name, error);
     }
   }
 
   override async close(): Promise<void> {
-    await this.#handle.close();
+    await this.handle.close();
   }
 }
 
 /** A file that adds to another one. */
 abstract class WrappedFile<T extends ModelFile> implements ModelFile {
-  protected readonly file: T;
-
-  constructor(file: T) {
-    this.file = file;
-  }
+  constructor(protected readonly file: T) {}
 
   get name(): string {
     return this.file.name;
@@ -493,14 +478,10 @@ abstract class WrappedFile<T extends ModelFile> implements ModelFile {
 
 /** A local file whose digest is compared when all of it has been read. */
 class PinnedFile extends WrappedFile<ModelFile> {
-  readonly #expected: string;
-  readonly #digest: Sha256;
   #digested = 0;
 
-  constructor(file: ModelFile, expected: string, digest: Sha256) {
+  constructor(file: ModelFile, private readonly expected: string, private readonly digest: Sha256) {
     super(file);
-    this.#expected = expected;
-    this.#digest = digest;
   }
 
   async read(offset: number): Promise<Uint8Array | undefined> {
@@ -511,22 +492,22 @@ class PinnedFile extends WrappedFile<ModelFile> {
 
   override async finish(): Promise<void> {
     while (await this.#digestMore() !== undefined);
-    const found = this.#digest.hex();
-    if (found !== this.#expected) {
-      throw otherDigest(this.name, found, this.#expected);
+    const found = this.digest.hex();
+    if (found !== this.expected) {
+      throw otherDigest(this.name, found, this.expected);
     }
     await this.file.finish();
   }
 
   override async close(useless: boolean): Promise<void> {
-    this.#digest.free();
+    this.digest.free();
     await this.file.close(useless);
   }
 
   async #digestMore(): Promise<Uint8Array | undefined> {
     const bytes = await this.file.read(this.#digested);
     if (bytes !== undefined) {
-      this.#digest.update(bytes);
+      this.digest.update(bytes);
       this.#digested += bytes.length;
     }
     return bytes;
@@ -570,35 +551,26 @@ function unreadable(path: string, cause: unknown): TilewrightError {
 
 /** A copy that an earlier load stored. Its digest is checked after it was read. */
 export class StoredCopy {
-  readonly url: string;
-  readonly #store: Store;
-  readonly #record: StoredRecord;
-  readonly #bytes: Blob;
-  readonly #newDigest: () => Sha256;
-
-  constructor(url: string, store: Store, record: StoredRecord, bytes: Blob, newDigest: () => Sha256) {
-    this.url = url;
-    this.#store = store;
-    this.#record = record;
-    this.#bytes = bytes;
-    this.#newDigest = newDigest;
-  }
+  constructor(
+    readonly url: string, private readonly store: Store, private readonly record: StoredRecord, private readonly bytes: Blob,
+    private readonly newDigest: () => Sha256,
+  ) {}
 
   /** Compares its digest, and awaits `turn` before each piece. A copy that was replaced can be unreadable. */
   async check(turn: () => Promise<void>): Promise<"good" | "damaged" | "unreadable"> {
-    const digest = this.#newDigest();
+    const digest = this.newDigest();
     try {
-      for (let offset = 0; offset < this.#bytes.size; offset += VERIFY_BYTES) {
+      for (let offset = 0; offset < this.bytes.size; offset += VERIFY_BYTES) {
         await turn();
         let piece: ArrayBuffer;
         try {
-          piece = await this.#bytes.slice(offset, offset + VERIFY_BYTES).arrayBuffer();
+          piece = await this.bytes.slice(offset, offset + VERIFY_BYTES).arrayBuffer();
         } catch {
           return "unreadable";
         }
         digest.update(new Uint8Array(piece));
       }
-      return this.#record.sha256 === undefined || digest.hex() === this.#record.sha256 ? "good" : "damaged";
+      return this.record.sha256 === undefined || digest.hex() === this.record.sha256 ? "good" : "damaged";
     } finally {
       digest.free();
     }
@@ -606,12 +578,12 @@ export class StoredCopy {
 
   /** Deletes it, unless it was replaced. Throws `storage` while another tab loads it. */
   async delete(signal: AbortSignal): Promise<void> {
-    const owned = await this.#store.claim(this.url, "exclusive", signal);
+    const owned = await this.store.claim(this.url, "exclusive", signal);
     if (owned === undefined) {
       throw new TilewrightError("storage", `the kept copy of ${this.url} is damaged, and another tab is loading it; try again after that`);
     }
     try {
-      if (owned.whole?.date === this.#record.date) {
+      if (owned.whole?.date === this.record.date) {
         await owned.removeWhole();
       }
     } finally {
@@ -628,8 +600,6 @@ class UrlFile implements ModelFile {
   readonly #expected: string | undefined;
   /** Whether the caller requires it: then a stored copy is compared too, before it is used. */
   readonly #isPinned: boolean;
-  readonly #context: OpenContext;
-  readonly #httpCache: RequestCache;
   #download: Download | undefined;
   /** The claim on the stored file. */
   #stored: StoredFile | undefined;
@@ -648,15 +618,13 @@ class UrlFile implements ModelFile {
   #lastOffset = 0;
   arrived = 0;
 
-  private constructor(spec: UrlSpec, context: OpenContext, httpCache: RequestCache) {
+  private constructor(spec: UrlSpec, private readonly context: OpenContext, private readonly httpCache: RequestCache) {
     this.name = spec.name;
     this.url = spec.url;
     this.#headers = spec.headers;
     this.#expected = spec.sha256;
     this.#git = spec.git;
     this.#isPinned = spec.isPinned === true;
-    this.#context = context;
-    this.#httpCache = httpCache;
   }
 
   /** `lazily`: only requests the file's version, and connects at the first read. */
@@ -685,7 +653,7 @@ class UrlFile implements ModelFile {
   }
 
   get isLocal(): boolean {
-    return this.#context.store !== undefined;
+    return this.context.store !== undefined;
   }
 
   get phase(): "cache" | "download" {
@@ -745,8 +713,8 @@ class UrlFile implements ModelFile {
       await stored.save({ ...this.#newRecord(stored, size), size, complete: true, ...defined({ sha256 }) });
       writer.close();
       this.#writer = undefined;
-      this.#context.onStored(size);
-      await this.#context.onKept?.();
+      this.context.onStored(size);
+      await this.context.onKept?.();
     });
   }
 
@@ -774,23 +742,23 @@ class UrlFile implements ModelFile {
   }
 
   get #inPieces(): boolean {
-    return this.#context.peek === true && !/\.(json|jinja)$/.test(this.name);
+    return this.context.peek === true && !/\.(json|jinja)$/.test(this.name);
   }
 
   get #asking(): Asking {
-    const { fetch } = this.#context;
+    const { fetch } = this.context;
     return defined({ fetch, headers: this.#headers });
   }
 
   get #downloadOptions(): DownloadOptions {
-    const { signal, notify } = this.#context;
+    const { signal, notify } = this.context;
     const onReconnect = (message: string): void => notify({ code: "reconnected", message });
-    return { ...this.#asking, signal, httpCache: this.#httpCache, inPieces: this.#inPieces, onReconnect };
+    return { ...this.#asking, signal, httpCache: this.httpCache, inPieces: this.#inPieces, onReconnect };
   }
 
   /** Claims the stored copy, if there is one. */
   async #claim(): Promise<void> {
-    const { store, newDigest, notify, onCopy, signal, peek, mustKeep } = this.#context;
+    const { store, newDigest, notify, onCopy, signal, peek, mustKeep } = this.context;
     if (store === undefined) {
       return;
     }
@@ -827,7 +795,7 @@ class UrlFile implements ModelFile {
       }
       this.#digest = newDigest();
     } catch (error) {
-      this.#context.signal.throwIfAborted();
+      this.context.signal.throwIfAborted();
       await this.#giveUpStoring(error);
     }
   }
@@ -837,7 +805,7 @@ class UrlFile implements ModelFile {
     try {
       return await stored.bytes(whole);
     } catch (error) {
-      this.#context.notify(damaged(this.url, messageOf(error)));
+      this.context.notify(damaged(this.url, messageOf(error)));
       return undefined;
     }
   }
@@ -845,14 +813,14 @@ class UrlFile implements ModelFile {
   /** Asks the server whether a copy is current. Without a response, it counts as current. */
   async #isCurrent(record: StoredRecord): Promise<boolean> {
     const known = this.#expected !== undefined && record.sha256 !== undefined;
-    const version = known ? {} : await askVersion(this.url, this.#context.signal, this.#asking);
+    const version = known ? {} : await askVersion(this.url, this.context.signal, this.#asking);
     if (version === undefined) {
-      this.#context.notify({ code: "not_revalidated", message: `${this.url} could not be checked for a newer version; the kept copy is used` });
+      this.context.notify({ code: "not_revalidated", message: `${this.url} could not be checked for a newer version; the kept copy is used` });
       return true;
     }
     const current = known ? record.sha256 === this.#expected : !differs(record, version);
     if (!current) {
-      this.#context.notify({ code: "cache_outdated", message: `${this.url} is newer on the server than the kept copy; it is downloaded again` });
+      this.context.notify({ code: "cache_outdated", message: `${this.url} is newer on the server than the kept copy; it is downloaded again` });
     }
     return current;
   }
@@ -864,7 +832,7 @@ class UrlFile implements ModelFile {
     }
     const download = await Download.resume(this.url, this.#kept.size, versionOf(this.#record), options);
     if (download === undefined) {
-      this.#context.notify({ code: "cache_outdated", message: `${this.url} was replaced since its download was interrupted; it begins anew` });
+      this.context.notify({ code: "cache_outdated", message: `${this.url} was replaced since its download was interrupted; it begins anew` });
       this.#kept = new Blob();
       this.#record = undefined;
     }
@@ -888,7 +856,7 @@ class UrlFile implements ModelFile {
     const bytes = await this.#writer.flush(false);
     if (bytes > 0) {
       await stored.save(this.#newRecord(stored, bytes));
-      await this.#context.onKept?.();
+      await this.context.onKept?.();
     } else {
       await stored.removePart();
     }
@@ -938,7 +906,7 @@ class UrlFile implements ModelFile {
       pieces.push(piece);
       length += piece.length;
       this.arrived = Math.max(this.arrived, download.position);
-      this.#context.onBytes(this);
+      this.context.onBytes(this);
       await this.#keep(piece, download.position - piece.length);
     }
     return length === 0 ? undefined : join(pieces, length);
@@ -972,7 +940,7 @@ class UrlFile implements ModelFile {
   }
 
   async #giveUpStoring(error: unknown): Promise<void> {
-    if (this.#context.mustKeep === true) {
+    if (this.context.mustKeep === true) {
       if (this.#stored !== undefined) {
         await this.#drop();
       }
@@ -980,7 +948,7 @@ class UrlFile implements ModelFile {
         : new TilewrightError(codeOf(error) === "quota" ? "quota" : "storage", `${this.url} cannot be kept: ${messageOf(error)}`, { cause: error });
     }
     const why = codeOf(error) === "quota" ? `the browser's storage for this page is full (${messageOf(error)})` : `the browser's storage failed (${messageOf(error)})`;
-    this.#context.notify({ code: "not_cached", message: `${this.url} will not be kept for the next time: ${why}` });
+    this.context.notify({ code: "not_cached", message: `${this.url} will not be kept for the next time: ${why}` });
     if (this.#position < this.#kept.size) {
       // No stored byte was returned yet, so the download can start anew.
       this.#kept = new Blob();
@@ -997,10 +965,10 @@ class UrlFile implements ModelFile {
     this.#stored = undefined;
     let owned: StoredFile | undefined;
     try {
-      owned = await this.#context.store?.claim(this.url, "exclusive");
+      owned = await this.context.store?.claim(this.url, "exclusive");
       await owned?.removePart();
     } catch (error) {
-      this.#context.notify({ code: "not_cached", message: `what was kept of ${this.url} could not be deleted (${messageOf(error)})` });
+      this.context.notify({ code: "not_cached", message: `what was kept of ${this.url} could not be deleted (${messageOf(error)})` });
     } finally {
       owned?.release();
     }

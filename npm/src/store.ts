@@ -101,11 +101,7 @@ const PATIENCE_MS = 1500;
 
 /** The storage, by address. */
 export class Store {
-  readonly #backend: Backend;
-
-  constructor(backend: Backend) {
-    this.#backend = backend;
-  }
+  constructor(private readonly backend: Backend) {}
 
   /** A record for each address, preferably of a complete copy; the newest first. */
   async list(): Promise<StoredRecord[]> {
@@ -134,7 +130,7 @@ export class Store {
     // Otherwise another tab is storing the same.
     if (release !== undefined) {
       try {
-        await this.#backend.writeRecord(key, { url: key, stored: 0, complete: false, date: Date.now(), model });
+        await this.backend.writeRecord(key, { url: key, stored: 0, complete: false, date: Date.now(), model });
       } finally {
         release();
       }
@@ -143,11 +139,11 @@ export class Store {
 
   /** Deletes a model's record, but not its files. */
   async removeModel(model: Omit<ModelRecord, "files">): Promise<void> {
-    await this.#backend.remove(await modelKey(model));
+    await this.backend.remove(await modelKey(model));
   }
 
   async #records(): Promise<StoredRecord[]> {
-    const read = await Promise.all((await this.#backend.keys()).map((key) => this.#backend.readRecord(key)));
+    const read = await Promise.all((await this.backend.keys()).map((key) => this.backend.readRecord(key)));
     return read.filter((record) => record !== undefined);
   }
 
@@ -158,7 +154,7 @@ export class Store {
 
   /** Deletes all downloads. */
   async clear(): Promise<void> {
-    const keys = (await this.#backend.keys()).map((slot) => slot.replace(SECOND, ""));
+    const keys = (await this.backend.keys()).map((slot) => slot.replace(SECOND, ""));
     for (const key of new Set(keys)) {
       await this.#deleteKey(key);
     }
@@ -181,7 +177,7 @@ export class Store {
       return undefined;
     }
     try {
-      return await StoredFile.open(this.#backend, key, storedAddress(url), release);
+      return await StoredFile.open(this.backend, key, storedAddress(url), release);
     } catch (error) {
       release();
       throw error;
@@ -190,12 +186,12 @@ export class Store {
 
   /** Deletes interrupted downloads and bytes without a record, unless a tab is writing them. */
   async sweep(): Promise<void> {
-    for (const slot of await this.#backend.keys()) {
-      const isLeft = async (): Promise<boolean> => (await this.#backend.readRecord(slot))?.complete !== true;
+    for (const slot of await this.backend.keys()) {
+      const isLeft = async (): Promise<boolean> => (await this.backend.readRecord(slot))?.complete !== true;
       const release = await isLeft() ? await lockIfFree(slot.replace(SECOND, ""), "exclusive") : undefined;
       try {
         if (release !== undefined && await isLeft()) {
-          await this.#backend.remove(slot);
+          await this.backend.remove(slot);
         }
       } finally {
         release?.();
@@ -205,13 +201,13 @@ export class Store {
 
   /** A folder's absent files, and when they were requested; `undefined` if they never were. */
   async absent(folder: string): Promise<{ names: ReadonlySet<string>; date: number } | undefined> {
-    const record = await this.#backend.readRecord(await sha256Of(storedAddress(folder)));
+    const record = await this.backend.readRecord(await sha256Of(storedAddress(folder)));
     return record?.absent === undefined ? undefined : { names: new Set(record.absent), date: record.date };
   }
 
   async setAbsent(folder: string, names: readonly string[]): Promise<void> {
     const url = storedAddress(folder);
-    await this.#backend.writeRecord(await sha256Of(url), { url, stored: 0, complete: false, date: Date.now(), absent: [...names] });
+    await this.backend.writeRecord(await sha256Of(url), { url, stored: 0, complete: false, date: Date.now(), absent: [...names] });
   }
 
   async #deleteKey(key: string): Promise<boolean> {
@@ -222,8 +218,8 @@ export class Store {
     try {
       let existed = false;
       for (const slot of slotsOf(key)) {
-        existed = (await this.#backend.readRecord(slot)) !== undefined || existed;
-        await this.#backend.remove(slot);
+        existed = (await this.backend.readRecord(slot)) !== undefined || existed;
+        await this.backend.remove(slot);
       }
       return existed;
     } finally {
@@ -245,20 +241,15 @@ function modelKey({ source, endpoint }: Omit<ModelRecord, "files">): Promise<str
 
 /** A claimed download. */
 export class StoredFile {
-  readonly #backend: Backend;
-  /** Its address, without a signature. */
-  readonly address: string;
-  readonly release: () => void;
   /** Slots of the complete copy and of the incomplete one. */
   readonly #wholeSlot: string;
   readonly #partSlot: string;
   #whole: StoredRecord | undefined;
   #part: StoredRecord | undefined;
 
-  private constructor(backend: Backend, address: string, release: () => void, whole: Slot, part: Slot) {
-    this.#backend = backend;
-    this.address = address;
-    this.release = release;
+  private constructor(
+    private readonly backend: Backend, readonly address: string, readonly release: () => void, whole: Slot, part: Slot,
+  ) {
     [this.#wholeSlot, this.#whole] = [whole.name, whole.record];
     [this.#partSlot, this.#part] = [part.name, part.record];
   }
@@ -286,7 +277,7 @@ export class StoredFile {
 
   /** The bytes of a record. */
   async bytes(record: StoredRecord): Promise<Blob> {
-    const blob = await this.#backend.readBytes(record === this.#whole ? this.#wholeSlot : this.#partSlot);
+    const blob = await this.backend.readBytes(record === this.#whole ? this.#wholeSlot : this.#partSlot);
     if (blob.size < record.stored) {
       throw new TilewrightError("storage", `${record.stored} bytes of ${record.url} should be stored, found ${blob.size}`);
     }
@@ -310,12 +301,12 @@ export class StoredFile {
       await this.removeWhole();
     }
     await this.save(record);
-    return this.#backend.openWriter(this.#partSlot, record.stored);
+    return this.backend.openWriter(this.#partSlot, record.stored);
   }
 
   /** Updates the record of the download. A complete one replaces the complete copy. */
   async save(record: StoredRecord): Promise<void> {
-    await this.#backend.writeRecord(this.#partSlot, record);
+    await this.backend.writeRecord(this.#partSlot, record);
     this.#part = record;
     if (record.complete) {
       // If the old one cannot be deleted, the newer counts.
@@ -327,17 +318,17 @@ export class StoredFile {
   async renew(date: number): Promise<void> {
     if (this.#whole !== undefined) {
       this.#whole = { ...this.#whole, date };
-      await this.#backend.writeRecord(this.#wholeSlot, this.#whole);
+      await this.backend.writeRecord(this.#wholeSlot, this.#whole);
     }
   }
 
   async removePart(): Promise<void> {
-    await this.#backend.remove(this.#partSlot);
+    await this.backend.remove(this.#partSlot);
     this.#part = undefined;
   }
 
   async removeWhole(): Promise<void> {
-    await this.#backend.remove(this.#wholeSlot);
+    await this.backend.remove(this.#wholeSlot);
     this.#whole = undefined;
   }
 }
@@ -450,15 +441,11 @@ type Movable = FileSystemFileHandle & { move?(name: string): Promise<void> };
 
 /** Records and bytes as files, `<key>.json` and `<key>.bin`, and `<key>.new` while a record is written. */
 class FileBackend implements Backend {
-  readonly #folder: FileSystemDirectoryHandle;
-
-  constructor(folder: FileSystemDirectoryHandle) {
-    this.#folder = folder;
-  }
+  constructor(private readonly folder: FileSystemDirectoryHandle) {}
 
   async keys(): Promise<string[]> {
     const keys = new Set<string>();
-    for await (const name of this.#folder.keys()) {
+    for await (const name of this.folder.keys()) {
       keys.add(name.replace(/\.(json|bin|new)$/, ""));
     }
     return [...keys];
@@ -491,7 +478,7 @@ class FileBackend implements Backend {
     const bytes = new TextEncoder().encode(JSON.stringify(record));
     // Written beside the old one, which stays if the tab is closed meanwhile.
     await this.#writeAll(`${key}.new`, bytes);
-    const file: Movable = await this.#folder.getFileHandle(`${key}.new`);
+    const file: Movable = await this.folder.getFileHandle(`${key}.new`);
     try {
       if (file.move !== undefined) {
         await file.move(`${key}.json`);
@@ -501,11 +488,11 @@ class FileBackend implements Backend {
       // Otherwise it is written in place.
     }
     await this.#writeAll(`${key}.json`, bytes);
-    await this.#folder.removeEntry(`${key}.new`);
+    await this.folder.removeEntry(`${key}.new`);
   }
 
   async readBytes(key: string): Promise<Blob> {
-    return (await this.#folder.getFileHandle(`${key}.bin`)).getFile();
+    return (await this.folder.getFileHandle(`${key}.bin`)).getFile();
   }
 
   async openWriter(key: string, at: number): Promise<StoreWriter> {
@@ -534,7 +521,7 @@ class FileBackend implements Backend {
     // The record last, so that nothing remains without one.
     for (const name of [`${key}.bin`, `${key}.new`, `${key}.json`]) {
       if ((await this.#find(name)) !== undefined) {
-        await this.#folder.removeEntry(name);
+        await this.folder.removeEntry(name);
       }
     }
   }
@@ -551,7 +538,7 @@ class FileBackend implements Backend {
   }
 
   async #openToWrite(name: string): Promise<FileSystemSyncAccessHandle> {
-    const file = await this.#folder.getFileHandle(name, { create: true });
+    const file = await this.folder.getFileHandle(name, { create: true });
     opening.add(file);
     try {
       return await file.createSyncAccessHandle();
@@ -562,7 +549,7 @@ class FileBackend implements Backend {
 
   async #find(name: string): Promise<FileSystemFileHandle | undefined> {
     try {
-      return await this.#folder.getFileHandle(name);
+      return await this.folder.getFileHandle(name);
     } catch (error) {
       if (isMissing(error)) {
         return undefined;
@@ -586,30 +573,26 @@ function writeAll(handle: FileSystemSyncAccessHandle, bytes: Uint8Array, at: num
 
 /** Records and bytes as responses to made-up requests; bytes in pieces, because a response cannot grow. */
 class PieceBackend implements Backend {
-  readonly #cache: Cache;
-
-  constructor(cache: Cache) {
-    this.#cache = cache;
-  }
+  constructor(private readonly cache: Cache) {}
 
   async keys(): Promise<string[]> {
-    const paths = (await this.#cache.keys()).map((request) => new URL(request.url).pathname.split("/")[2]);
+    const paths = (await this.cache.keys()).map((request) => new URL(request.url).pathname.split("/")[2]);
     return [...new Set(paths.filter((key) => key !== undefined))];
   }
 
   async readRecord(key: string): Promise<StoredRecord | undefined> {
-    const response = await this.#cache.match(address(key, "record"));
+    const response = await this.cache.match(address(key, "record"));
     return response === undefined ? undefined : parseRecord(await response.text());
   }
 
   async writeRecord(key: string, record: StoredRecord): Promise<void> {
-    await this.#cache.put(address(key, "record"), new Response(JSON.stringify(record)));
+    await this.cache.put(address(key, "record"), new Response(JSON.stringify(record)));
   }
 
   async readBytes(key: string): Promise<Blob> {
     const pieces: Blob[] = [];
     for (;;) {
-      const response = await this.#cache.match(address(key, pieces.length));
+      const response = await this.cache.match(address(key, pieces.length));
       if (response === undefined) {
         return new Blob(pieces);
       }
@@ -618,7 +601,7 @@ class PieceBackend implements Backend {
   }
 
   async openWriter(key: string, at: number): Promise<StoreWriter> {
-    const cache = this.#cache;
+    const cache = this.cache;
     // Unless the file is complete, only whole pieces count as stored.
     let index = at / PIECE_BYTES;
     let piece = new Uint8Array(PIECE_BYTES);
@@ -656,13 +639,13 @@ class PieceBackend implements Backend {
   async remove(key: string): Promise<void> {
     // The last piece first and the record last, so that an interruption leaves findable pieces.
     let pieces = 0;
-    while (await this.#cache.match(address(key, pieces)) !== undefined) {
+    while (await this.cache.match(address(key, pieces)) !== undefined) {
       pieces += 1;
     }
     for (const part of [...Array(pieces).keys()].reverse()) {
-      await this.#cache.delete(address(key, part));
+      await this.cache.delete(address(key, part));
     }
-    await this.#cache.delete(address(key, "record"));
+    await this.cache.delete(address(key, "record"));
   }
 }
 

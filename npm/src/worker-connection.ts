@@ -40,17 +40,13 @@ const LARGE_BYTES = 50e6;
 export class WorkerConnection extends Connection {
   /** Called once when the worker or the target is gone. */
   onEnd: ((error: TilewrightError) => void) | undefined;
-  readonly target: number;
-  readonly #host: WorkerHost;
   #fetching: FetchServer | undefined;
   /** Why it ended. */
   #ended: TilewrightError | undefined;
 
   /** @internal */
-  constructor(host: WorkerHost, target: number) {
+  constructor(private readonly host: WorkerHost, readonly target: number) {
     super();
-    this.#host = host;
-    this.target = target;
   }
 
   /** A connection to a new object in a new worker. */
@@ -59,11 +55,11 @@ export class WorkerConnection extends Connection {
   }
 
   sibling(): Connection {
-    return this.#host.connect();
+    return this.host.connect();
   }
 
   useFetch(fetch: Fetch): void {
-    this.#fetching = new FetchServer(fetch, (message) => this.#host.post({ ...message, target: this.target }));
+    this.#fetching = new FetchServer(fetch, (message) => this.host.post({ ...message, target: this.target }));
   }
 
   load<K extends LoadName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
@@ -74,14 +70,14 @@ export class WorkerConnection extends Connection {
     if (this.#ended !== undefined) {
       throw this.#ended;
     }
-    return this.#host.call(this.target, name, args, options);
+    return this.host.call(this.target, name, args, options);
   }
 
   async close(reason: string): Promise<void> {
     if (this.#ended === undefined) {
       const error = new TilewrightError("disposed", reason);
       this.end(error);
-      await this.#host.release(this.target, error);
+      await this.host.release(this.target, error);
     }
   }
 
@@ -94,12 +90,12 @@ export class WorkerConnection extends Connection {
         this.deliver(message);
         break;
       case "stored":
-        this.#host.keepStored(message.bytes);
+        this.host.keepStored(message.bytes);
         break;
       case "ended": {
         const error = fromWire(message.error);
         this.end(error);
-        void this.#host.release(this.target, error);
+        void this.host.release(this.target, error);
         break;
       }
       default:

@@ -102,28 +102,25 @@ const READ_BYTES = 4 << 20;
 /** The files of a model, reopened to read weights that do not fit in memory. Nothing is downloaded, and stored copies cannot be deleted meanwhile. */
 export class FilesAgain {
   readonly #request: FilesRequest;
-  readonly #extras: readonly string[];
-  readonly #caller: Caller;
-  readonly #loaded: readonly ModelFile[];
   readonly #freed = new AbortController();
   #files: readonly ModelFile[] = [];
 
-  constructor(request: FilesRequest, extras: readonly string[], caller: Caller, loaded: readonly ModelFile[]) {
+  constructor(
+    request: FilesRequest, private readonly extras: readonly string[], private readonly caller: Caller,
+    private readonly loaded: readonly ModelFile[],
+  ) {
     const { pins: _, ...source } = request.source;
     this.#request = { ...request, source };
-    this.#extras = extras;
-    this.#caller = caller;
-    this.#loaded = loaded;
   }
 
   /** Opens the files, after the last write to the stored copies. */
   async open(): Promise<void> {
-    const asked = { caller: this.#caller, signal: this.#freed.signal };
-    this.#files = await open(this.#request, asked, { extras: this.#extras, peek: true });
+    const asked = { caller: this.caller, signal: this.#freed.signal };
+    this.#files = await open(this.#request, asked, { extras: this.extras, peek: true });
     const isSame = ({ name, size, url, isKept }: ModelFile, i: number): boolean =>
-      name === this.#loaded[i]?.name && size === this.#loaded[i]?.size && (url === undefined || isKept === true);
+      name === this.loaded[i]?.name && size === this.loaded[i]?.size && (url === undefined || isKept === true);
     const changed = this.#files.find((file, i) => !isSame(file, i));
-    if (changed !== undefined || this.#files.length !== this.#loaded.length) {
+    if (changed !== undefined || this.#files.length !== this.loaded.length) {
       this.close();
       throw new TilewrightError("storage", `${changed?.name ?? "a file"} has changed or is no longer stored; weights that do not fit in memory are read from it`);
     }

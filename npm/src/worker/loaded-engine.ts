@@ -13,13 +13,11 @@ type Reload = (lost: unknown, signal: AbortSignal) => Promise<Model>;
 /** An engine, and the loop that runs it. */
 export class LoadedEngine {
   readonly #make: () => Engine;
-  readonly #reload: Reload;
   #engine: Engine | undefined;
   readonly #freed = new AbortController();
 
-  constructor(model: () => Model, settings: EngineOptions, reload: Reload) {
+  constructor(model: () => Model, settings: EngineOptions, private readonly reload: Reload) {
     this.#make = () => new Engine(model(), settings);
-    this.#reload = reload;
     this.#running();
   }
 
@@ -82,7 +80,7 @@ export class LoadedEngine {
     const freed = this.#freed.signal;
     for (let lost; (lost = await engine.run(nextTask)) !== undefined && engine === this.#engine;) {
       try {
-        const model = await this.#reload(lost, freed);
+        const model = await this.reload(lost, freed);
         freed.throwIfAborted();
         engine.resume(model);
       } catch {

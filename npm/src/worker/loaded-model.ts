@@ -15,8 +15,6 @@ import { idle, inTurn, loading } from "./turns.js";
 
 /** A loaded object on its device. */
 export abstract class LoadedModel<T extends Loadable> extends Handle {
-  readonly #recipe: Recipe<T>;
-  protected readonly caller: Caller;
   readonly #fileBytes: number;
   protected loaded: T;
   /** Files to read weights from during passes. */
@@ -29,10 +27,10 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   #isThere = true;
   readonly #freed = new AbortController();
 
-  constructor(recipe: Recipe<T>, caller: Caller, { place, loaded, fileBytes, again }: Loaded<T>) {
+  constructor(
+    private readonly recipe: Recipe<T>, protected readonly caller: Caller, { place, loaded, fileBytes, again }: Loaded<T>,
+  ) {
     super(place);
-    this.#recipe = recipe;
-    this.caller = caller;
     this.loaded = loaded;
     this.#fileBytes = fileBytes;
     this.#again = again;
@@ -40,7 +38,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   }
 
   protected get request(): LoadRequest {
-    return this.#recipe.request;
+    return this.recipe.request;
   }
 
   override ready(): Promise<void> {
@@ -131,13 +129,13 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
     const asked = { caller: this.caller, signal };
     let again: Loaded<T>;
     try {
-      again = await loadAt(this.#recipe, await old.next(this.caller), asked);
+      again = await loadAt(this.recipe, await old.next(this.caller), asked);
     } catch (error) {
       if (old.request.choice !== "gpu" || !GPU_FAILURES.has(codeOf(error))) {
         throw error;
       }
       const why = `the GPU was lost and could not be opened again (${messageOf(error)})`;
-      again = await loadAt(this.#recipe, await openCpu(old.request, why, this.caller), asked);
+      again = await loadAt(this.recipe, await openCpu(old.request, why, this.caller), asked);
     }
     this.lost.push({ free: () => old.release() });
     this.place = again.place;
@@ -152,7 +150,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
   async #reload(signal: AbortSignal): Promise<void> {
     this.freeLoaded();
     this.#isThere = false;
-    const again = await loadOnto(this.place.device, this.#recipe, { caller: this.caller, signal });
+    const again = await loadOnto(this.place.device, this.recipe, { caller: this.caller, signal });
     this.#readFrom(again);
     this.loaded = again.loaded;
     this.#isThere = true;

@@ -13,19 +13,12 @@ export const GPU_FAILURES: ReadonlySet<ErrorCode> = new Set<ErrorCode>(["webgpu_
 
 /** An open device. Its last user frees it. */
 export class Place {
-  readonly device: Device;
-  readonly request: DeviceRequest;
-  /** Why it was chosen, if it was not the first choice. The engine does not know. */
-  readonly #reason: string | undefined;
   #users = 0;
   #isFree = false;
   #next: Promise<Place> | undefined;
 
-  constructor(device: Device, request: DeviceRequest, reason?: string) {
-    this.device = device;
-    this.request = request;
-    this.#reason = reason;
-  }
+  /** `reason`: why it was chosen, if it was not the first choice. */
+  constructor(readonly device: Device, readonly request: DeviceRequest, private readonly reason?: string) {}
 
   use(): this {
     this.#users += 1;
@@ -49,7 +42,7 @@ export class Place {
 
   info(): DeviceInfo {
     const info = this.device.info();
-    return { ...info, reason: this.#reason ?? info.reason };
+    return { ...info, reason: this.reason ?? info.reason };
   }
 }
 

@@ -23,11 +23,9 @@ export function post(message: FromWorker, transfer: Transferable[] = []): void {
 
 /** The owner of a target: receives reports, and may have its own `fetch` for files. */
 export class Caller {
-  readonly target: number;
   readonly #fetching: FetchClient;
 
-  constructor(target: number) {
-    this.target = target;
+  constructor(readonly target: number) {
     this.#fetching = new FetchClient((message) => post({ ...message, target }));
   }
 

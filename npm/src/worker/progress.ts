@@ -11,14 +11,11 @@ const RATE_MS = 3000;
 
 /** Reports the bytes that arrive, at limited intervals. */
 export class ProgressMeter {
-  readonly #caller: Caller;
   files: ModelFile[] = [];
   readonly #samples: { time: number; loaded: number }[] = [];
   #reported = -Infinity;
 
-  constructor(caller: Caller) {
-    this.#caller = caller;
-  }
+  constructor(private readonly caller: Caller) {}
 
   report(phase: Progress["phase"], force: boolean): void {
     const time = performance.now();
@@ -43,6 +40,6 @@ export class ProgressMeter {
         progress.secondsLeft = (total - loaded) / bytesPerSecond;
       }
     }
-    this.#caller.send({ type: "progress", progress });
+    this.caller.send({ type: "progress", progress });
   }
 }

@@ -4,12 +4,9 @@ import { TilewrightError } from "../errors.js";
 
 export class Registry<T extends { free(): void }> {
   readonly #objects = new Map<number, T>();
-  readonly #what: string;
   #last = 0;
 
-  constructor(what: string) {
-    this.#what = what;
-  }
+  constructor(private readonly what: string) {}
 
   put(object: T): number {
     this.#last += 1;
@@ -28,7 +25,7 @@ export class Registry<T extends { free(): void }> {
   get(id: number): T {
     const object = this.find(id);
     if (object === undefined) {
-      throw new TilewrightError("internal", `there is no ${this.#what} ${id}`);
+      throw new TilewrightError("internal", `there is no ${this.what} ${id}`);
     }
     return object;
   }

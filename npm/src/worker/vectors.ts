@@ -13,11 +13,8 @@ import { Registry } from "./registry.js";
 
 /** Vectors on a device. */
 export abstract class VectorsHandle<T extends Index | Mol> extends Handle {
-  readonly vectors: T;
-
-  constructor(place: Place, vectors: T) {
+  constructor(place: Place, readonly vectors: T) {
     super(place);
-    this.vectors = vectors;
   }
 
   /** Their facts without those that are unknown, which are `null`. */
