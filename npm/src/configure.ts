@@ -1,6 +1,6 @@
 /** Where the package's own files are, for pages that serve them elsewhere than beside the package. */
 
-import { TilewrightError } from "./errors.js";
+import { ensure, TilewrightError } from "./errors.js";
 import { known } from "./options.js";
 import type { ConfigureOptions } from "./types.js";
 
@@ -33,9 +33,8 @@ export function fileUrls(): Readonly<FileUrls> {
 }
 
 function absolute(name: string, given: unknown): string {
-  if (typeof given !== "string" && !(given instanceof URL)) {
-    throw new TilewrightError("option", `configure: \`${name}\` is ${given === null ? "null" : `of type ${typeof given}`}, expected an address: a string or a URL`);
-  }
+  ensure(typeof given === "string" || given instanceof URL,
+    "option", `configure: \`${name}\` is ${given === null ? "null" : `of type ${typeof given}`}, expected an address: a string or a URL`);
   // Pages have a base, workers a location, Node neither.
   const base = (globalThis as { document?: { baseURI?: string } }).document?.baseURI ?? globalThis.location?.href;
   try {

@@ -1,6 +1,6 @@
 /** A file on a server as one sequential stream over any number of connections. */
 
-import { messageOf, TilewrightError } from "./errors.js";
+import { ensure, messageOf, TilewrightError } from "./errors.js";
 import { ownFetch, type Fetch } from "./fetching.js";
 import { defined } from "./helpers.js";
 
@@ -249,9 +249,7 @@ export class Download {
     this.#pieceEnd = isPiece && response.status === 206 ? offset + this.#pieceBytes : Infinity;
     this.#version = { ...found, ...expected };
     this.#body = response.body?.getReader();
-    if (this.#body === undefined) {
-      throw new TilewrightError("network", `${this.url}: the server sent no bytes`);
-    }
+    ensure(this.#body !== undefined, "network", `${this.url}: the server sent no bytes`);
   }
 
   get #pieceBytes(): number {

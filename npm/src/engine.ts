@@ -1,6 +1,6 @@
 /** Many texts of a model at once. */
 
-import { TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
 import { chatSpec, completionSpec, Generation, type SendRequest } from "./generation.js";
 import type { Connection } from "./connection.js";
 import type { Loaded } from "./loaded.js";
@@ -43,9 +43,8 @@ export class Engine {
 
   /** @internal */
   static async of(model: Loaded<ModelInfo>, { maxQueued = MAX_QUEUED, ...options }: EngineOptions): Promise<Engine> {
-    if (model.connection instanceof SharedConnection) {
-      throw new TilewrightError("option", "the model is shared with other tabs, and an engine is not, expected a model without `shared`");
-    }
+    ensure(!(model.connection instanceof SharedConnection),
+      "option", "the model is shared with other tabs, and an engine is not, expected a model without `shared`");
     return new Engine(model, await model.call("makeEngine", { maxQueued, ...options }));
   }
 

@@ -75,6 +75,12 @@ export type ErrorCode =
   /** A fault of the package itself. */
   | "internal";
 
+interface TilewrightErrorOptions {
+  cause?: unknown;
+  status?: number | undefined;
+  param?: string;
+}
+
 /** Every error that the package throws itself; an abort throws the signal's reason instead. */
 export class TilewrightError extends Error {
   override readonly name = "TilewrightError";
@@ -85,11 +91,18 @@ export class TilewrightError extends Error {
   /** The field that is at fault, of a request in the shape of OpenAI's API. */
   readonly param: string | undefined;
 
-  constructor(code: ErrorCode, message: string, { status, param, ...options }: { cause?: unknown; status?: number | undefined; param?: string } = {}) {
+  constructor(code: ErrorCode, message: string, { status, param, ...options }: TilewrightErrorOptions = {}) {
     super(message, options);
     this.code = code;
     this.status = status;
     this.param = param;
+  }
+}
+
+/** Throws unless the condition holds. */
+export function ensure(condition: unknown, code: ErrorCode, message: string, options: TilewrightErrorOptions = {}): asserts condition {
+  if (!condition) {
+    throw new TilewrightError(code, message, options);
   }
 }
 

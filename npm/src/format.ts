@@ -1,6 +1,6 @@
 /** What a text must match and which tools may be called, as callers say it, checked and made into what the worker is told. */
 
-import { messageOf, TilewrightError } from "./errors.js";
+import { ensure, messageOf, TilewrightError } from "./errors.js";
 import type { ResponseFormat, ToolChoice } from "./types.js";
 
 /** The other key of each format, and what its value is. */
@@ -31,9 +31,8 @@ export function constraintOf(format: ResponseFormat | undefined): string | undef
   }
   const [name, kinds] = key;
   const value = (format as unknown as Record<string, unknown>)[name];
-  if (value === null || !(kinds as readonly string[]).includes(typeof value)) {
-    throw new TilewrightError("option", `responseFormat.${name} is ${value === null ? "null" : typeof value}, expected ${kinds.join(" or ")}`);
-  }
+  ensure(value !== null && (kinds as readonly string[]).includes(typeof value),
+    "option", `responseFormat.${name} is ${value === null ? "null" : typeof value}, expected ${kinds.join(" or ")}`);
   return asJson("responseFormat", { type: format.type, [name]: value });
 }
 
@@ -47,9 +46,8 @@ export function toolChoiceOf(choice: ToolChoice | undefined): Exclude<ToolChoice
     return choice ?? "auto";
   }
   const name: unknown = choice?.function?.name;
-  if (typeof name !== "string") {
-    throw new TilewrightError("option", 'toolChoice is none that is known, expected "auto", "none", "required" or { type: "function", function: { name } }');
-  }
+  ensure(typeof name === "string",
+    "option", 'toolChoice is none that is known, expected "auto", "none", "required" or { type: "function", function: { name } }');
   return { name };
 }
 

@@ -1,6 +1,6 @@
 /** Texts while they are generated, and what is asked for to have one. */
 
-import { TilewrightError } from "./errors.js";
+import { ensure, TilewrightError } from "./errors.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
 import { isId } from "./given.js";
 import type { CallOptions } from "./connection.js";
@@ -35,13 +35,10 @@ export function chatSpec(messages: readonly ChatMessage[], options: ChatOptions)
     const constraint = constraintOf(responseFormat);
     const choice = toolChoiceOf(toolChoice);
     const some = tools !== undefined && tools.length > 0 ? asJson("tools", tools) : undefined;
-    if (some === undefined && choice !== "auto" && choice !== "none") {
-      throw new TilewrightError("option", "toolChoice asks for a call, and there are no tools");
-    }
+    ensure(some !== undefined || choice === "auto" || choice === "none", "option", "toolChoice asks for a call, and there are no tools");
     const isBound = constraint !== undefined || continueFinalMessage === true;
-    if (isBound && choice !== "auto" && choice !== "none") {
-      throw new TilewrightError("option", "toolChoice asks for a call, and a responseFormat or the final message leaves no room for it");
-    }
+    ensure(!isBound || choice === "auto" || choice === "none",
+      "option", "toolChoice asks for a call, and a responseFormat or the final message leaves no room for it");
     return {
       ...defined({ constraint, tools: some, toolChoice: isBound ? undefined : choice, parallel: parallelToolCalls }),
       reads: constraint !== undefined || thinking !== undefined || toolChoice !== undefined || some !== undefined,
@@ -162,12 +159,8 @@ function biasesOf(given: GenerateOptions["logitBias"]): [id: number, bias: numbe
   }
   return Object.entries(given).map(([key, bias]) => {
     const id = /^(0|[1-9]\d*)$/.test(key) ? Number(key) : NaN;
-    if (!isId(id)) {
-      throw new TilewrightError("option", `logitBias has the key ${JSON.stringify(key)}, expected a token's id`);
-    }
-    if (typeof bias !== "number") {
-      throw new TilewrightError("option", `logitBias[${key}] is ${typeof bias}, expected a number`);
-    }
+    ensure(isId(id), "option", `logitBias has the key ${JSON.stringify(key)}, expected a token's id`);
+    ensure(typeof bias === "number", "option", `logitBias[${key}] is ${typeof bias}, expected a number`);
     return [id, bias];
   });
 }

@@ -1,7 +1,7 @@
 /** What callers give: checked, and as copies that a worker can be handed while the caller keeps what is theirs. */
 
 import { Embeddings } from "./embeddings.js";
-import { TilewrightError } from "./errors.js";
+import { ensure, TilewrightError } from "./errors.js";
 
 /** Texts in a list. `orOne`: what else would have done. */
 export function textsOf(name: string, given: unknown, orOne = ""): string[] {
@@ -36,9 +36,7 @@ export function vectorsOf(name: string, given: unknown): Float32Array<ArrayBuffe
 export function idsOf(name: string, ids: Iterable<number>): Uint32Array {
   const list = [...ids];
   const wrong = list.findIndex((id) => !isId(id));
-  if (wrong >= 0) {
-    throw new TilewrightError("option", `${name}[${wrong}] is ${list[wrong]}, expected an id`);
-  }
+  ensure(wrong < 0, "option", `${name}[${wrong}] is ${list[wrong]}, expected an id`);
   return Uint32Array.from(list);
 }
 

@@ -1,7 +1,7 @@
 /** Models on a hub: `hf:owner/repo[/path][:quantisation][@revision]`. */
 
 import { LONGEST_WAIT_MS, retryAfter } from "./download.js";
-import { messageOf, TilewrightError } from "./errors.js";
+import { ensure, messageOf, TilewrightError } from "./errors.js";
 import { ownFetch, type Fetch } from "./fetching.js";
 import type { GitBlob } from "./git.js";
 import { defined } from "./helpers.js";
@@ -83,12 +83,10 @@ function parse(text: string, revision: string | undefined): Address {
   const isName = (name: string | undefined): boolean => name !== undefined && /^[\w-][\w.-]{0,95}$/.test(name) && !name.includes("--");
   const place = path?.replace(/\/+$/, "") || undefined;
   const chosen = revision ?? own ?? "main";
-  if (!isName(owner) || !isName(repo) || (quant !== undefined && !isName(quant)) || (place !== undefined && !isPlainPath(place)) || !isPlainPath(chosen)) {
-    throw new TilewrightError("option", `source is ${JSON.stringify(text)}, expected hf:owner/repo[/path][:quantisation][@revision]`);
-  }
-  if (revision !== undefined && own !== undefined && revision !== own) {
-    throw new TilewrightError("option", `revision is ${JSON.stringify(revision)}, and the address says ${JSON.stringify(own)}`);
-  }
+  ensure(isName(owner) && isName(repo) && (quant === undefined || isName(quant)) && (place === undefined || isPlainPath(place)) && isPlainPath(chosen),
+    "option", `source is ${JSON.stringify(text)}, expected hf:owner/repo[/path][:quantisation][@revision]`);
+  ensure(revision === undefined || own === undefined || revision === own,
+    "option", `revision is ${JSON.stringify(revision)}, and the address says ${JSON.stringify(own)}`);
   return { text, repo: `${owner}/${repo}`, path: place, quant, revision: chosen };
 }
 
@@ -100,9 +98,7 @@ function isPlainPath(path: string): boolean {
 /** The address of a hub without its final slash. */
 export function endpointOf(endpoint: string | URL = ENDPOINT): string {
   const text = String(endpoint);
-  if (!/^https?:\/\/./i.test(text)) {
-    throw new TilewrightError("option", `endpoint is ${JSON.stringify(text)}, expected an address that begins with https:// or http://`);
-  }
+  ensure(/^https?:\/\/./i.test(text), "option", `endpoint is ${JSON.stringify(text)}, expected an address that begins with https:// or http://`);
   return text.replace(/\/+$/, "");
 }
 

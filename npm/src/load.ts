@@ -1,7 +1,7 @@
 /** Loads: in which worker, onto which device, and whether other tabs share the model. */
 
 import { WorkerConnection } from "./worker-connection.js";
-import { TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
 import type { Connection } from "./connection.js";
 import type { CommonLoadOptions } from "./load-options.js";
 import { defined } from "./helpers.js";
@@ -35,9 +35,7 @@ export async function loadInto<K extends LoadName>(
   };
   return connection.orClose("the model was not loaded", async () => {
     const info = await connection.load(call, { ...common, ...own } as Calls[K]["args"], { signal });
-    if (current === undefined) {
-      throw new TilewrightError("internal", "the engine did not say which device it runs on");
-    }
+    ensure(current !== undefined, "internal", "the engine did not say which device it runs on");
     return { connection, info, device: current };
   });
 }
@@ -68,9 +66,7 @@ type DeviceOptions = Pick<CommonLoadOptions, "device" | "tier" | "subgroups" | "
 /** The requested device. Throws `option` for both a device to share and options of a new one. */
 export function placeOf({ on, device, tier, subgroups }: DeviceOptions): Pick<CommonRequest, "device" | "on"> {
   const [given] = Object.entries({ device, tier, subgroups }).find(([, value]) => value !== undefined) ?? [];
-  if (on !== undefined && given !== undefined) {
-    throw new TilewrightError("option", `${given} is given besides \`on\`, whose device is taken, expected one of them`);
-  }
+  ensure(on === undefined || given === undefined, "option", `${given} is given besides \`on\`, whose device is taken, expected one of them`);
   return { device: { choice: device ?? "auto", subgroups: subgroups ?? true, ...defined({ tier }) }, ...defined({ on: on?.connection.target }) };
 }
 
@@ -82,11 +78,7 @@ export async function connectionFor(on: CommonLoadOptions["on"]): Promise<Connec
 /** A connection to a model that tabs of the site share. */
 function shareable(source: SourceSpec, on: CommonLoadOptions["on"]): Connection {
   const isNamed = source.kind === "builtin" || source.kind === "folder" || (source.kind === "files" && source.files.every(({ kind }) => kind === "url"));
-  if (!isNamed) {
-    throw new TilewrightError("option", "shared is for what other tabs can load too, expected an address as the source");
-  }
-  if (on !== undefined) {
-    throw new TilewrightError("option", "shared is given besides `on`, expected one of them");
-  }
+  ensure(isNamed, "option", "shared is for what other tabs can load too, expected an address as the source");
+  ensure(on === undefined, "option", "shared is given besides `on`, expected one of them");
   return new SharedConnection();
 }

@@ -1,6 +1,6 @@
 /** Models and what they generate: the part of the package that most people use. */
 
-import { TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
 import { cachedModels, prefetchModel, removeModel } from "./copies.js";
 import { chatSpec, completionSpec, Generation, type SendRequest } from "./generation.js";
 import { isId } from "./given.js";
@@ -145,9 +145,7 @@ export class Model extends Loaded<ModelInfo> {
    */
   async saveSession(options: SaveSessionOptions = {}): Promise<KeptSession> {
     const { maxBytes = 2 ** 30 } = known("saveSession", options);
-    if (!(maxBytes >= 0)) {
-      throw new TilewrightError("option", `maxBytes is ${maxBytes}, expected 0 or more`);
-    }
+    ensure(maxBytes >= 0, "option", `maxBytes is ${maxBytes}, expected 0 or more`);
     return this.call("saveSession", { maxBytes });
   }
 
@@ -171,9 +169,7 @@ export class Model extends Loaded<ModelInfo> {
   async attention(options: HeadOptions): Promise<HeadWeights> {
     const { layer, head, lastQueries = 64 } = known("Model.attention", options);
     for (const [name, value] of Object.entries({ layer, head, lastQueries })) {
-      if (!isId(value)) {
-        throw new TilewrightError("option", `${name} is ${String(value)}, expected a whole number`);
-      }
+      ensure(isId(value), "option", `${name} is ${String(value)}, expected a whole number`);
     }
     return this.call("headWeights", { layer, head, lastQueries });
   }
@@ -193,9 +189,7 @@ export class Model extends Loaded<ModelInfo> {
 /** What the worker is told of an adapter. */
 async function adapterOf(given: AdapterOptions, { signal, fetch }: LoadOptions): Promise<NonNullable<ModelRequest["adapter"]>> {
   const { source, scale = 1, ...options } = known("adapter", given);
-  if (!Number.isFinite(scale)) {
-    throw new TilewrightError("option", `adapter.scale is ${String(scale)}, expected a number`);
-  }
+  ensure(Number.isFinite(scale), "option", `adapter.scale is ${String(scale)}, expected a number`);
   const isFolder = typeof source === "string" ? !isHubAddress(source) && source.endsWith("/") : source instanceof URL && source.pathname.endsWith("/");
   const at = (name: string): string => URL.canParse(String(source)) ? new URL(name, String(source)).href : `${String(source)}${name}`;
   const files = isFolder ? PEFT_FILES.map(at) : source;

@@ -1,7 +1,7 @@
 /** Retrieval by a learned similarity: items that suit a query best under a mixture of logits. */
 
 import type { Embeddings } from "./embeddings.js";
-import { TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
 import { idsOf, isId, vectorsOf } from "./given.js";
 import { VectorCollection, makeIn } from "./vector-collection.js";
 import type { MolOptions } from "./load-options.js";
@@ -46,9 +46,7 @@ export class Mol extends VectorCollection<MolInfo> {
    */
   async search(queries: Float32Array | Embeddings, k: number, options: MolSearchOptions = {}): Promise<Hit[][]> {
     const { method, users, signal } = known("Mol.search", options);
-    if (!isId(k)) {
-      throw new TilewrightError("option", `k is ${k}, expected a whole number from 1 on`);
-    }
+    ensure(isId(k), "option", `k is ${k}, expected a whole number from 1 on`);
     const mine = vectorsOf("queries", queries);
     const args = { queries: mine, k, ...defined({ method }), ...(users === undefined ? {} : { users: idsOf("users", users) }) };
     return this.call("searchItems", args, { transfer: [mine.buffer], signal });

@@ -1,6 +1,6 @@
 /** Constraints and answers in the worker: the second WASM module, started when one is first asked for, and what it does for a generation. */
 
-import { isTrap, messageOf, TilewrightError } from "./errors.js";
+import { ensure, isTrap, messageOf, TilewrightError } from "./errors.js";
 import { orAborted } from "./helpers.js";
 import { wasmAt } from "./platform.js";
 import type { OutputRequest, Prompt } from "./protocol.js";
@@ -170,9 +170,8 @@ export class OutputParser implements TokenGuide {
 
   /** Another text may have stopped the module that this one's guide and reader were of. */
   #check(): void {
-    if (this.#life !== life) {
-      throw new TilewrightError("constraint", "constraint: the module that reads it was stopped by another text, and this text cannot go on without it");
-    }
+    ensure(this.#life === life,
+      "constraint", "constraint: the module that reads it was stopped by another text, and this text cannot go on without it");
   }
 
   #keepingFailure<T>(work: () => T): T {

@@ -1,6 +1,6 @@
 /** Cross-encoders and the order in which they put documents. */
 
-import { TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
 import { isId, textOf, textsOf } from "./given.js";
 import type { RerankerOptions } from "./load-options.js";
 import { loadInto } from "./load.js";
@@ -37,9 +37,7 @@ export class Reranker extends Loaded<RerankerInfo> {
   /** The documents by how well they answer the query, best first; of equal ones the one that was given first. */
   async rerank(query: string, documents: readonly string[], options: RerankOptions = {}): Promise<Ranked[]> {
     const { topK, signal, onProgress } = known("rerank", options);
-    if (topK !== undefined && !isId(topK)) {
-      throw new TilewrightError("option", `topK is ${topK}, expected a whole number`);
-    }
+    ensure(topK === undefined || isId(topK), "option", `topK is ${topK}, expected a whole number`);
     const args = { query: textOf("query", query), documents: textsOf("documents", documents), ...defined({ topK }) };
     return this.call("rerank", args, { signal, ...progressOf(args.documents, onProgress) });
   }

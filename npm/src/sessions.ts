@@ -1,6 +1,6 @@
 /** Sessions in the browser's storage: the KV cache of a sequence, by digest of the model and the tokens. */
 
-import { codeOf, TilewrightError } from "./errors.js";
+import { codeOf, ensure } from "./errors.js";
 import { sha256Of } from "./helpers.js";
 import { attempt, openFolder, storeIfAny, type Store, type StoredFile, type StoredRecord } from "./store.js";
 import type { KeptSession } from "./types.js";
@@ -115,15 +115,11 @@ export class Sessions {
     let content = begin();
     try {
       const size = content.size();
-      if (size > maxBytes) {
-        throw new TilewrightError("quota", `a session of ${size} bytes is to be kept, expected at most ${maxBytes} (maxBytes)`);
-      }
+      ensure(size <= maxBytes, "quota", `a session of ${size} bytes is to be kept, expected at most ${maxBytes} (maxBytes)`);
       const id = await sha256Of(`${model} ${tokens.join(" ")}`);
       const url = `${SCHEME}${model}/${id}`;
       const file = await this.store.claim(url, "exclusive");
-      if (file === undefined) {
-        throw new TilewrightError("storage", "this session is being kept by another tab");
-      }
+      ensure(file !== undefined, "storage", "this session is being kept by another tab");
       const record: SessionRecord = { url, size, stored: 0, complete: false, date: Date.now(), tokens: [...tokens] };
       try {
         await this.store.sweep();

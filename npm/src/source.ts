@@ -3,7 +3,7 @@
 import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type Asking, type DownloadOptions, type FileVersion } from "./download.js";
 import type { Fetch } from "./fetching.js";
 import { GitDigest, type GitBlob } from "./git.js";
-import { codeOf, messageOf, TilewrightError, type ErrorCode } from "./errors.js";
+import { codeOf, ensure, type ErrorCode, messageOf, TilewrightError } from "./errors.js";
 import { defined } from "./helpers.js";
 import { importHidden } from "./platform.js";
 import type { FileSpec, PathSpec, Pins, SourceSpec, UrlSpec } from "./protocol.js";
@@ -131,15 +131,12 @@ function pinsOf(pins: Pins, names: readonly string[]): Record<string, string> {
   const shown = names.slice(0, 40).join(", ");
   if (typeof pins === "string") {
     const [name, ...others] = names;
-    if (name === undefined || others.length > 0) {
-      throw new TilewrightError("option", `sha256 is one digest, and the model has the files ${shown}; expected an object of digests by their names`);
-    }
+    ensure(name !== undefined && others.length === 0,
+      "option", `sha256 is one digest, and the model has the files ${shown}; expected an object of digests by their names`);
     return { [name]: pins };
   }
   const unknown = Object.keys(pins).find((name) => !names.includes(name));
-  if (unknown !== undefined) {
-    throw new TilewrightError("option", `sha256 has the key ${JSON.stringify(unknown)}, and the model has the files ${shown}`);
-  }
+  ensure(unknown === undefined, "option", `sha256 has the key ${JSON.stringify(unknown)}, and the model has the files ${shown}`);
   return pins;
 }
 
@@ -220,9 +217,7 @@ function shardsOf(index: string, where: string): string[] {
   }
   const names = typeof map === "object" && map !== null ? [...new Set<unknown>(Object.values(map))] : [];
   const good = names.filter((name) => typeof name === "string" && /^[^/\\]+\.safetensors$/.test(name));
-  if (good.length === 0 || good.length !== names.length) {
-    throw new TilewrightError("format", `${where}: weight_map does not name safetensors files of the same folder`);
-  }
+  ensure(good.length !== 0 && good.length === names.length, "format", `${where}: weight_map does not name safetensors files of the same folder`);
   return (good as string[]).sort();
 }
 
@@ -231,9 +226,8 @@ function shardsOf(index: string, where: string): string[] {
  * when the folder has changed.
  */
 async function openFolder(folder: string, pins: Pins | undefined, context: OpenContext): Promise<ModelFile[]> {
-  if (typeof pins === "string") {
-    throw new TilewrightError("option", "sha256 is one digest, and the source is a folder, expected an object of digests by the names of its files");
-  }
+  ensure(typeof pins !== "string",
+    "option", "sha256 is one digest, and the source is a folder, expected an object of digests by the names of its files");
   const specOf = (name: string): UrlSpec => withPin({ name, url: new URL(name, folder).href }, pins?.[name]);
   const openSmall = async (name: string): Promise<SmallFile> => SmallFile.open(await UrlFile.open(specOf(name), context, "no-store", false));
   const remembered = await context.store?.absent(folder).catch(() => undefined);
@@ -299,9 +293,7 @@ export async function readAll(file: ModelFile, limit = Infinity): Promise<Uint8A
   for (let piece; (piece = await file.read(length)) !== undefined;) {
     pieces.push(piece);
     length += piece.length;
-    if (length > limit) {
-      throw new TilewrightError("format", `${file.name} is larger than ${limit} bytes, expected less`);
-    }
+    ensure(length <= limit, "format", `${file.name} is larger than ${limit} bytes, expected less`);
   }
   return join(pieces, length);
 }
@@ -345,9 +337,7 @@ function checkStart(name: string, bytes: Uint8Array): void {
   if (impostor === A_WEB_PAGE) {
     throw new WebPage(name);
   }
-  if (impostor !== undefined) {
-    throw new TilewrightError("not_a_model", `${name} holds ${impostor}, not a model file`);
-  }
+  ensure(impostor === undefined, "not_a_model", `${name} holds ${impostor}, not a model file`);
 }
 
 /** A file of this machine. */
@@ -579,9 +569,7 @@ export class StoredCopy {
   /** Deletes it, unless it was replaced. Throws `storage` while another tab loads it. */
   async delete(signal: AbortSignal): Promise<void> {
     const owned = await this.store.claim(this.url, "exclusive", signal);
-    if (owned === undefined) {
-      throw new TilewrightError("storage", `the kept copy of ${this.url} is damaged, and another tab is loading it; try again after that`);
-    }
+    ensure(owned !== undefined, "storage", `the kept copy of ${this.url} is damaged, and another tab is loading it; try again after that`);
     try {
       if (owned.whole?.date === this.record.date) {
         await owned.removeWhole();
@@ -704,9 +692,7 @@ class UrlFile implements ModelFile {
     }
     const sha1 = this.#gitDigest?.hex();
     this.#gitDigest = undefined;
-    if (sha1 !== undefined && sha1 !== this.#git?.sha1) {
-      throw new TilewrightError("digest", `${this.url}: it has the Git digest ${sha1}, expected ${this.#git?.sha1}`);
-    }
+    ensure(sha1 === undefined || sha1 === this.#git?.sha1, "digest", `${this.url}: it has the Git digest ${sha1}, expected ${this.#git?.sha1}`);
     await this.#storing(async (stored) => {
       const writer = await this.#openWriter(stored);
       const size = await writer.flush(true);

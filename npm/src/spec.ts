@@ -1,6 +1,6 @@
 /** Converts callers' sources into the worker's terms. */
 
-import { messageOf, TilewrightError } from "./errors.js";
+import { ensure, messageOf, TilewrightError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
 import { isArrayOf } from "./given.js";
 import { decoded, defined, orAborted } from "./helpers.js";
@@ -37,9 +37,8 @@ function pinsOf(sha256: SourceOptions["sha256"]): Pins | undefined {
     return undefined;
   }
   const digestOf = (name: string, text: unknown): string => {
-    if (typeof text !== "string" || !/^[0-9a-f]{64}$/i.test(text)) {
-      throw new TilewrightError("option", `${name} is ${JSON.stringify(text) ?? typeof text}, expected 64 hexadecimal digits`);
-    }
+    ensure(typeof text === "string" && /^[0-9a-f]{64}$/i.test(text),
+      "option", `${name} is ${JSON.stringify(text) ?? typeof text}, expected 64 hexadecimal digits`);
     return text.toLowerCase();
   };
   return typeof sha256 === "object" && sha256 !== null && !Array.isArray(sha256)
@@ -68,13 +67,9 @@ async function unpinned(source: ModelSource, signal: AbortSignal | undefined, hu
   if (typeof source === "string" && isHubAddress(source)) {
     return hubSpec(source, hub, signal, wanted);
   }
-  if (option !== undefined) {
-    throw new TilewrightError("option", `${option[0]} is for addresses of a hub, and the source is none, expected hf:owner/repo`);
-  }
+  ensure(option === undefined, "option", `${option?.[0]} is for addresses of a hub, and the source is none, expected hf:owner/repo`);
   if (Array.isArray(source)) {
-    if (source.length === 0) {
-      throw new TilewrightError("option", "source is an empty list, expected the files of a model");
-    }
+    ensure(source.length !== 0, "option", "source is an empty list, expected the files of a model");
     const files = await Promise.all((source as readonly FileSource[]).map((file) => fileOf(file, signal)));
     const config = files.find(({ name }) => name === "config.json");
     return { kind: "files", files, ...(config === undefined ? {} : named(placeOf(config).replace(/[^/\\]*$/, ""))) };
@@ -118,9 +113,7 @@ async function fileOf(source: FileSource, signal: AbortSignal | undefined): Prom
   if (kind === "Response") {
     return responseOf(source as Response, signal);
   }
-  if (typeof source !== "string" && kind !== "URL") {
-    throw new TilewrightError("option", `source is ${kind}, expected ${EXPECTED}`);
-  }
+  ensure(typeof source === "string" || kind === "URL", "option", `source is ${kind}, expected ${EXPECTED}`);
   const text = String(source);
   const isAddress = /^(https?|data|blob):/i.test(text);
   if (hasPaths && !isAddress) {
@@ -143,15 +136,9 @@ const EXPECTED = "an address, a file, bytes, a Response, or a list of them";
 async function responseOf(response: Response, signal: AbortSignal | undefined): Promise<FileSpec> {
   const name = decoded(nameOf(/^https?:/i.test(response.url) ? new URL(response.url).pathname : ""));
   const what = response.url === "" ? "the Response" : `the Response of ${response.url}`;
-  if (response.type === "opaque") {
-    throw new TilewrightError("option", `source is ${what}, which the browser lets no page read, expected one of a request in mode "cors"`);
-  }
-  if (!response.ok) {
-    throw new TilewrightError("http", `${what} is an error (HTTP status ${response.status})`, { status: response.status });
-  }
-  if (response.bodyUsed) {
-    throw new TilewrightError("option", `source is ${what}, whose bytes were read already, expected one that nobody has read`);
-  }
+  ensure(response.type !== "opaque", "option", `source is ${what}, which the browser lets no page read, expected one of a request in mode "cors"`);
+  ensure(response.ok, "http", `${what} is an error (HTTP status ${response.status})`, { status: response.status });
+  ensure(!response.bodyUsed, "option", `source is ${what}, whose bytes were read already, expected one that nobody has read`);
   try {
     return { kind: "blob", name, blob: await orAborted(response.blob(), signal) };
   } catch (error) {

@@ -6,7 +6,7 @@
  * Each address has two slots, so that a complete copy stays until its successor is complete. Writers hold the file's Web Lock.
  */
 
-import { codeOf, messageOf, TilewrightError } from "./errors.js";
+import { codeOf, ensure, messageOf, TilewrightError } from "./errors.js";
 import { defined, sha256Of } from "./helpers.js";
 import type { CacheEntry } from "./types.js";
 
@@ -64,9 +64,7 @@ export async function openStore(): Promise<Store> {
 export function openFolder(folder: string, make: true): Promise<Store>;
 export function openFolder(folder: string, make: boolean): Promise<Store | undefined>;
 export async function openFolder(folder: string, make: boolean): Promise<Store | undefined> {
-  if (globalThis.crypto?.subtle === undefined) {
-    throw new TilewrightError("storage", "the browser offers storage only to pages served over https");
-  }
+  ensure(globalThis.crypto?.subtle !== undefined, "storage", "the browser offers storage only to pages served over https");
   if (typeof globalThis.navigator?.storage?.getDirectory === "function" && hasSyncHandles()) {
     try {
       const root = await navigator.storage.getDirectory();
@@ -75,15 +73,11 @@ export async function openFolder(folder: string, make: boolean): Promise<Store |
       if (!make && isMissing(error)) {
         return undefined;
       }
-      if (globalThis.caches === undefined) {
-        throw new TilewrightError("storage", `the browser refuses storage: ${messageOf(error)}`, { cause: error });
-      }
+      ensure(globalThis.caches !== undefined, "storage", `the browser refuses storage: ${messageOf(error)}`, { cause: error });
     }
   }
   // Deno has Cache Storage, but no origin to name entries after.
-  if (globalThis.caches === undefined || globalThis.location?.origin === undefined) {
-    throw new TilewrightError("storage", "there is no storage of a browser here");
-  }
+  ensure(globalThis.caches !== undefined && globalThis.location?.origin !== undefined, "storage", "there is no storage of a browser here");
   try {
     return make || await caches.has(folder) ? new Store(new PieceBackend(await caches.open(folder))) : undefined;
   } catch (error) {
@@ -212,9 +206,8 @@ export class Store {
 
   async #deleteKey(key: string): Promise<boolean> {
     const release = await lock(key, "exclusive");
-    if (release === undefined) {
-      throw new TilewrightError("storage", "this file is in use, here or in another tab: it is being loaded, or a model reads weights from it; it can be deleted after that");
-    }
+    ensure(release !== undefined,
+      "storage", "this file is in use, here or in another tab: it is being loaded, or a model reads weights from it; it can be deleted after that");
     try {
       let existed = false;
       for (const slot of slotsOf(key)) {
@@ -278,9 +271,7 @@ export class StoredFile {
   /** The bytes of a record. */
   async bytes(record: StoredRecord): Promise<Blob> {
     const blob = await this.backend.readBytes(record === this.#whole ? this.#wholeSlot : this.#partSlot);
-    if (blob.size < record.stored) {
-      throw new TilewrightError("storage", `${record.stored} bytes of ${record.url} should be stored, found ${blob.size}`);
-    }
+    ensure(blob.size >= record.stored, "storage", `${record.stored} bytes of ${record.url} should be stored, found ${blob.size}`);
     return blob.slice(0, record.stored);
   }
 
@@ -295,9 +286,7 @@ export class StoredFile {
     const room = await freeBytes();
     if (missing > room) {
       const whole = this.#whole?.stored ?? 0;
-      if (missing > room + whole) {
-        throw new TilewrightError("quota", `${missing} bytes are to be stored, and the browser has room for ${room + whole}`);
-      }
+      ensure(missing <= room + whole, "quota", `${missing} bytes are to be stored, and the browser has room for ${room + whole}`);
       await this.removeWhole();
     }
     await this.save(record);

@@ -1,7 +1,7 @@
 /** Indices of vectors: which of them suit a query best. */
 
 import type { Embeddings } from "./embeddings.js";
-import { TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
 import { idsOf, isId, vectorsOf } from "./given.js";
 import { VectorCollection, makeIn } from "./vector-collection.js";
 import type { IndexOptions, KeptOptions, LoadIndexOptions } from "./load-options.js";
@@ -30,9 +30,7 @@ export class Index extends VectorCollection<IndexInfo> {
     const { dims, metric, storage, model, ...place } = known("Index.create", options);
     const encoder = encoderOf(place);
     const settings = { ...defined({ metric, storage, model: model ?? encoder?.name, pooling: encoder?.pooling }), dims: dims ?? encoder?.dims };
-    if (settings.dims === undefined) {
-      throw new TilewrightError("option", "dims is missing, expected the numbers in a vector, or an encoder as `on`");
-    }
+    ensure(settings.dims !== undefined, "option", "dims is missing, expected the numbers in a vector, or an encoder as `on`");
     const args = { settings: { ...settings, dims: settings.dims } };
     return new Index(await makeIn(place, (connection, where) => connection.call("createIndex", { where, ...args })), "index");
   }
@@ -70,9 +68,7 @@ export class Index extends VectorCollection<IndexInfo> {
    */
   async search(queries: Float32Array | Embeddings, k: number, options: SearchOptions = {}): Promise<Hit[][]> {
     const { filter, signal } = known("Index.search", options);
-    if (!isId(k)) {
-      throw new TilewrightError("option", `k is ${k}, expected a whole number from 1 to 1024`);
-    }
+    ensure(isId(k), "option", `k is ${k}, expected a whole number from 1 to 1024`);
     const mine = vectorsOf("queries", queries);
     const args = { queries: mine, k, ...(filter === undefined ? {} : { filter: idsOf("filter", filter) }) };
     return this.call("searchVectors", args, { transfer: [mine.buffer], signal });
@@ -90,9 +86,8 @@ export class Index extends VectorCollection<IndexInfo> {
    * error it is aborted.
    */
   async saveTo(stream: WritableStream<Uint8Array>): Promise<void> {
-    if (typeof (stream as Partial<WritableStream> | null | undefined)?.getWriter !== "function") {
-      throw new TilewrightError("option", `stream is ${Object.prototype.toString.call(stream).slice(8, -1)}, expected a WritableStream`);
-    }
+    ensure(typeof (stream as Partial<WritableStream> | null | undefined)?.getWriter === "function",
+      "option", `stream is ${Object.prototype.toString.call(stream).slice(8, -1)}, expected a WritableStream`);
     const writer = stream.getWriter();
     try {
       await this.#write((piece) => writer.write(piece));

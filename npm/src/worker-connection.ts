@@ -1,7 +1,7 @@
 /** The caller's end of the connection to the worker: starts it, sends calls, resolves replies, and notices when it is gone. */
 
 import { fileUrls } from "./configure.js";
-import { fromWire, messageOf, TilewrightError } from "./errors.js";
+import { ensure, fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
 import { Connection, type CallOptions } from "./connection.js";
 import { cancelling } from "./helpers.js";
@@ -286,9 +286,7 @@ async function startThread(events: ThreadEvents): Promise<Thread> {
 }
 
 function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
-  if (typeof Worker === "undefined") {
-    throw new TilewrightError("unsupported_platform", "the engine needs Web Workers, and there are none here");
-  }
+  ensure(typeof Worker !== "undefined", "unsupported_platform", "the engine needs Web Workers, and there are none here");
   const other = fileUrls().workerUrl ?? foreignWorker();
   const blob = other !== undefined && isForeign(other) ? blobImporting(other) : undefined;
   let worker: Worker;

@@ -1,7 +1,7 @@
 /** OpenAI's client over loaded models. */
 
 import type { Embedder } from "../embedder.js";
-import { TilewrightError } from "../errors.js";
+import { ensure } from "../errors.js";
 import type { Model } from "../model.js";
 import { known } from "../options.js";
 import type { RequestOptions } from "../types.js";
@@ -35,9 +35,7 @@ export function createClient(options: ClientOptions): Client {
     throw invalid("models", models, "an object of models by their names");
   }
   for (const [name, model] of Object.entries(models)) {
-    if (!isChat(model) && !isEncoder(model)) {
-      throw new TilewrightError("option", `models[${JSON.stringify(name)}] is neither a Model nor an Embedder`);
-    }
+    ensure(isChat(model) || isEncoder(model), "option", `models[${JSON.stringify(name)}] is neither a Model nor an Embedder`);
   }
   const entryOf = (id: string): ModelEntry => ({ id, object: "model", created, owned_by: "local" });
   const find = (name: unknown): Model | Embedder => {
@@ -45,16 +43,12 @@ export function createClient(options: ClientOptions): Client {
       throw invalid("model", name, "the name of a model");
     }
     const model = Object.hasOwn(models, name) ? models[name] : undefined;
-    if (model === undefined) {
-      throw new TilewrightError("model_not_found", `there is no model ${JSON.stringify(name)} here`, { param: "model" });
-    }
+    ensure(model !== undefined, "model_not_found", `there is no model ${JSON.stringify(name)} here`, { param: "model" });
     return model;
   };
   const findKind = <T extends Model | Embedder>(request: { model?: string }, isKind: (model: Model | Embedder) => model is T, problem: string): T => {
     const model = find(request?.model);
-    if (!isKind(model)) {
-      throw new TilewrightError("option", `${request.model} ${problem}`, { param: "model" });
-    }
+    ensure(isKind(model), "option", `${request.model} ${problem}`, { param: "model" });
     return model;
   };
   const chatModel = (request: { model?: string }): Model => findKind(request, isChat, "is an encoder and generates nothing");

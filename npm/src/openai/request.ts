@@ -1,7 +1,7 @@
 /** The common part of chat and text requests: fields, ranges, and options for the model. */
 
 import { known } from "../options.js";
-import { TilewrightError } from "../errors.js";
+import { ensure } from "../errors.js";
 import type { GenerateOptions, RequestOptions } from "../types.js";
 import { invalid, unsupported } from "./errors.js";
 
@@ -54,9 +54,7 @@ const NEUTRAL: Readonly<Record<string, (value: unknown) => boolean>> = {
 
 /** Throws `option` for anything but a request, and `unsupported` for unsupported fields. */
 export function checkFields(request: object, fields: Readonly<Record<string, true>>): void {
-  if (typeof request !== "object" || request === null || Array.isArray(request)) {
-    throw new TilewrightError("option", "the request is no object");
-  }
+  ensure(typeof request === "object" && request !== null && !Array.isArray(request), "option", "the request is no object");
   for (const [field, value] of Object.entries(request)) {
     if (!Object.hasOwn(fields, field) && value !== undefined && value !== null && NEUTRAL[field]?.(value) !== true) {
       throw unsupported(field, `${field} is not supported`);
@@ -97,9 +95,7 @@ export function checkSampling(request: SamplingFields): void {
     throw invalid("logit_bias", biases, "an object of biases by token ids");
   }
   for (const [id, bias] of Object.entries(biases ?? {})) {
-    if (!/^(0|[1-9]\d{0,9})$/.test(id)) {
-      throw new TilewrightError("option", `logit_bias has the key ${JSON.stringify(id)}, expected a token's id`, { param: "logit_bias" });
-    }
+    ensure(/^(0|[1-9]\d{0,9})$/.test(id), "option", `logit_bias has the key ${JSON.stringify(id)}, expected a token's id`, { param: "logit_bias" });
     if (!(typeof bias === "number" && Math.abs(bias) <= 100)) {
       throw invalid(`logit_bias[${JSON.stringify(id)}]`, bias, "a number from -100 to 100");
     }

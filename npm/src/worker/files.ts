@@ -1,6 +1,6 @@
 /** Files of a load, and the stored copies of earlier loads. */
 
-import { codeOf, messageOf, TilewrightError } from "../errors.js";
+import { codeOf, ensure, messageOf, TilewrightError } from "../errors.js";
 import { isNode } from "../platform.js";
 import type { CallName, LoadRequest } from "../protocol.js";
 import { damaged, isUseless, openFiles, readAll, type StoredCopy, type ModelFile, type OpenContext } from "../source.js";
@@ -70,9 +70,7 @@ export async function feed(reader: Reader, files: readonly ModelFile[], signal: 
   for (let wanted; (wanted = reader.want()) !== undefined;) {
     signal.throwIfAborted();
     const file = files[wanted.file];
-    if (file === undefined) {
-      throw new TilewrightError("internal", `the engine wants file ${wanted.file} of ${files.length}`);
-    }
+    ensure(file !== undefined, "internal", `the engine wants file ${wanted.file} of ${files.length}`);
     if (file !== current) {
       current?.pause();
       current = file;
@@ -171,9 +169,7 @@ export function withContents<R>(request: FilesRequest, asked: Asked, work: (file
 /** Throws `storage` if a copy differs from the download. */
 export async function checkCopies(copies: StoredCopy[], { signal }: Asked): Promise<void> {
   for (const copy of copies) {
-    if (await copy.check(async () => signal.throwIfAborted()) !== "good") {
-      throw new TilewrightError("storage", `the kept copy of ${copy.url} is damaged`);
-    }
+    ensure(await copy.check(async () => signal.throwIfAborted()) === "good", "storage", `the kept copy of ${copy.url} is damaged`);
   }
 }
 

@@ -1,6 +1,6 @@
 /** Objects that callers have in the worker, by the numbers that they chose: models, indices, devices. */
 
-import { TilewrightError } from "../errors.js";
+import { ensure } from "../errors.js";
 import type { DeviceRequest } from "../protocol.js";
 import type { Caller } from "./port.js";
 import { openPlace, type Place } from "./place.js";
@@ -57,9 +57,7 @@ export function findHandle(target: number): Handle | undefined {
 /** The object of a target. Throws `disposed` if it is gone or of another kind. */
 export function handleOf<T extends Handle>(target: number, kind: abstract new (...given: never[]) => T): T {
   const it = findHandle(target);
-  if (!(it instanceof kind)) {
-    throw new TilewrightError("disposed", "it was freed, or was never made");
-  }
+  ensure(it instanceof kind, "disposed", "it was freed, or was never made");
   return it;
 }
 

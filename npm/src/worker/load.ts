@@ -1,6 +1,6 @@
 /** How models, encoders and rerankers are loaded. */
 
-import { codeOf, isTrap, messageOf, TilewrightError } from "../errors.js";
+import { codeOf, ensure, isTrap, messageOf, TilewrightError } from "../errors.js";
 import { defined } from "../helpers.js";
 import { PEFT_FILES, type DeviceRequest, type EmbedderRequest, type LoadRequest, type ModelRequest, type RerankerRequest } from "../protocol.js";
 import { CHAT_FILES, SENTENCE_FILES, type StoredCopy, type ModelFile } from "../source.js";
@@ -152,9 +152,8 @@ async function useAdapter(model: Model, { scale, ...request }: FilesRequest & { 
   await withContents(request, asked, (files) => {
     const config = files.find(({ name }) => name === PEFT_FILES[0]);
     const [weights, ...others] = files.filter((file) => file !== config);
-    if (weights === undefined || others.length > 0) {
-      throw new TilewrightError("option", `adapter.source has ${files.length} files, expected a GGUF file, or ${PEFT_FILES.join(" and ")}`);
-    }
+    ensure(weights !== undefined && others.length === 0,
+      "option", `adapter.source has ${files.length} files, expected a GGUF file, or ${PEFT_FILES.join(" and ")}`);
     model.useAdapter(weights.bytes, config?.bytes, scale);
   });
 }

@@ -1,6 +1,6 @@
 /** Loaded language models. */
 
-import { codeOf, isTrap, messageOf, TilewrightError, type ErrorCode } from "../errors.js";
+import { codeOf, ensure, type ErrorCode, isTrap, messageOf } from "../errors.js";
 import { cancelling, defined } from "../helpers.js";
 import { forget, outputParserOf, type OutputParser } from "../output-parser.js";
 import type { Calls, GenerateRequest, Prompt } from "../protocol.js";
@@ -53,9 +53,7 @@ export class LoadedTextModel extends LoadedModel<Model> {
 
   engine(number: number): LoadedEngine {
     const engine = this.#engines.find(number);
-    if (engine === undefined) {
-      throw new TilewrightError("disposed", "the engine was freed");
-    }
+    ensure(engine !== undefined, "disposed", "the engine was freed");
     return engine;
   }
 
@@ -77,25 +75,18 @@ export class LoadedTextModel extends LoadedModel<Model> {
 
   /** The session. Throws if it has no tokens. */
   #written(call: string): Session {
-    if (this.#session === undefined || this.#session.tokens().length === 0) {
-      throw new TilewrightError("option", `${call} is about what was generated, and nothing was so far`);
-    }
+    ensure(this.#session !== undefined && this.#session.tokens().length !== 0,
+      "option", `${call} is about what was generated, and nothing was so far`);
     return this.#session;
   }
 
   /** Stores the session. */
   async saveSession({ maxBytes }: Calls["saveSession"]["args"]): Promise<KeptSession> {
     const session = this.#session;
-    if (session === undefined || session.nCached() === 0) {
-      throw new TilewrightError("option", "saveSession keeps what was generated, and nothing was so far");
-    }
+    ensure(session !== undefined && session.nCached() !== 0, "option", "saveSession keeps what was generated, and nothing was so far");
     const digest = this.loaded.digest();
-    if (digest === undefined) {
-      throw new TilewrightError("option", "saveSession needs a model all of whose weights are in memory; this one reads some from its files");
-    }
-    if (!this.request.cache) {
-      throw new TilewrightError("option", "saveSession needs the browser's storage, and the model was loaded with `cache: false`");
-    }
+    ensure(digest !== undefined, "option", "saveSession needs a model all of whose weights are in memory; this one reads some from its files");
+    ensure(this.request.cache, "option", "saveSession needs the browser's storage, and the model was loaded with `cache: false`");
     return storing(async () => {
       const kept = await openSessions(true);
       // Tokens without cached keys are left out.

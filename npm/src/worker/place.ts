@@ -1,6 +1,6 @@
 /** Open devices. Several models can share one, and a lost one is replaced for all of them. */
 
-import { codeOf, isTrap, messageOf, TilewrightError, type ErrorCode } from "../errors.js";
+import { codeOf, ensure, type ErrorCode, isTrap, messageOf } from "../errors.js";
 import { inspectGpu, requestSubgroups } from "../gpu.js";
 import type { DeviceRequest } from "../protocol.js";
 import { Device, type Adapter } from "../tilewright.js";
@@ -55,9 +55,7 @@ export async function openPlace(request: DeviceRequest, caller: Caller): Promise
   }
   const report = await inspectGpu();
   if (report.adapter === undefined) {
-    if (choice === "gpu") {
-      throw new TilewrightError("webgpu_unavailable", `a GPU was demanded, and there is none: ${report.reason}`);
-    }
+    ensure(choice !== "gpu", "webgpu_unavailable", `a GPU was demanded, and there is none: ${report.reason}`);
     return openCpu(request, report.reason, caller);
   }
   requestSubgroups(subgroups);

@@ -1,6 +1,6 @@
 /** Objects of the WASM module that outlive a call, by number. */
 
-import { TilewrightError } from "../errors.js";
+import { ensure } from "../errors.js";
 
 export class Registry<T extends { free(): void }> {
   readonly #objects = new Map<number, T>();
@@ -24,9 +24,7 @@ export class Registry<T extends { free(): void }> {
 
   get(id: number): T {
     const object = this.find(id);
-    if (object === undefined) {
-      throw new TilewrightError("internal", `there is no ${this.what} ${id}`);
-    }
+    ensure(object !== undefined, "internal", `there is no ${this.what} ${id}`);
     return object;
   }
 

@@ -1,6 +1,6 @@
 /** Indices and mixtures of logits on a device. */
 
-import { TilewrightError } from "../errors.js";
+import { ensure } from "../errors.js";
 import type { Calls } from "../protocol.js";
 import { Index, Loader, type FileInfo, type Mol, type Saving } from "../tilewright.js";
 import type { IndexInfo, MolInfo } from "../types.js";
@@ -69,9 +69,7 @@ function fromFile<T extends Index | Mol>(request: FilesRequest, begin: (size: nu
     request: { ...request, settings: {} },
     extras: [],
     begin: (_, [file, ...others]: FileInfo[]) => {
-      if (file === undefined || others.length > 0) {
-        throw new TilewrightError("option", `source has ${others.length + 1} files, expected one`);
-      }
+      ensure(file !== undefined && others.length === 0, "option", `source has ${others.length + 1} files, expected one`);
       return begin(file.size);
     },
     complete: async (made, asked, copies) => {
