@@ -1,25 +1,24 @@
-/** Many texts of a model at once. */
+/** Continuous batching. */
 
+import type { Connection } from "./connection.js";
 import { ensure } from "./errors.js";
 import { chatSpec, completionSpec, Generation, type SendRequest } from "./generation.js";
-import type { Connection } from "./connection.js";
 import type { Loaded } from "./loaded.js";
 import { known } from "./options.js";
 import { finalizer } from "./platform.js";
 import { SharedConnection } from "./shared.js";
 import type { ChatMessage, EngineChatOptions, EngineGenerateOptions, EngineOptions, EngineStats, ModelInfo } from "./types.js";
 
-/** Texts that wait at most where nothing else is said. */
 const MAX_QUEUED = 1000;
 
-/** Frees what nobody refers to any more. */
-const forgotten = finalizer<{ connection: Connection; engine: number }>(({ connection, engine }) => {
-  // With the model it is gone as well.
+/** Frees engines that were collected. */
+const collected = finalizer<{ connection: Connection; engine: number }>(({ connection, engine }) => {
+  // The model may be gone, and its engines with it.
   connection.call("freeEngine", { engine }).catch(() => {});
 });
 
 /**
- * Computes many texts of a model at once. {@link Model.engine} makes one.
+ * Continuous batching with a shared prefix cache: many sequences of a model per pass. {@link Model.engine} makes one.
  *
  * ```ts
  * const engine = await model.engine({ maxSequences: 8 });
@@ -27,8 +26,8 @@ const forgotten = finalizer<{ connection: Connection; engine: number }>(({ conne
  * engine.free();
  * ```
  *
- * A text is the same whatever is computed beside it. A model's own `generate` adds numbers up in another order: where two tokens are all but
- * equally likely, it may take the other one.
+ * A text does not depend on other requests. A model's own `generate` sums in another order, so it may differ where two tokens are almost
+ * equally likely.
  */
 export class Engine {
   readonly #model: Loaded<ModelInfo>;
@@ -38,7 +37,7 @@ export class Engine {
   private constructor(model: Loaded<ModelInfo>, number: number) {
     this.#model = model;
     this.#number = number;
-    forgotten.register(this, { connection: model.connection, engine: number });
+    collected.register(this, { connection: model.connection, engine: number });
   }
 
   /** @internal */
@@ -49,11 +48,10 @@ export class Engine {
   }
 
   /**
-   * Continues a text, or a sequence of tokens as it is. A beginning that an earlier text had as well is not computed again. The text takes its
-   * place in the queue at once, also if nobody iterates over it.
+   * Continues a text or a sequence of tokens. Cached prefixes are not computed again. The request is queued at once.
    *
-   * @throws TypeError, at once, for an option that there is not.
-   * @throws {@link TilewrightError} `busy` from the generation if `maxQueued` texts wait already.
+   * @throws TypeError, at once, for an unknown option.
+   * @throws {@link TilewrightError} `busy` from the generation if the queue is full.
    */
   generate(prompt: string | Uint32Array | readonly number[], options: EngineGenerateOptions = {}): Generation {
     const spec = completionSpec(prompt, known("Engine.generate", options));
@@ -61,22 +59,21 @@ export class Engine {
   }
 
   /**
-   * Answers a conversation, rendered by the model's chat template.
+   * Continues a conversation, rendered by the model's chat template.
    *
-   * @throws TypeError, at once, for an option that there is not.
-   * @throws {@link TilewrightError} from the generation: `template` as of {@link Model.chat}, `busy` if `maxQueued` texts wait already.
+   * @throws TypeError, at once, for an unknown option.
+   * @throws {@link TilewrightError} from the generation: `template` as of {@link Model.chat}, `busy` if the queue is full.
    */
   chat(messages: readonly ChatMessage[], options: EngineChatOptions = {}): Generation {
     const spec = chatSpec(messages, known("Engine.chat", options));
     return new Generation(this.#send, spec);
   }
 
-  /** What it has done since it was made, and what it does now. */
   stats(): Promise<EngineStats> {
     return this.#model.connection.call("engineStats", { engine: this.#number }, { keeps: this });
   }
 
-  /** Frees its cache. Texts that it has are rejected with `disposed`. Freeing the model frees it as well. */
+  /** Frees its cache, and rejects its requests with `disposed`. Freeing the model frees it as well. */
   free(): void {
     void this[Symbol.asyncDispose]();
   }

@@ -1,9 +1,9 @@
-/** What a text must match and which tools may be called, as callers say it, checked and made into what the worker is told. */
+/** Converts response formats and tool choices into the worker's terms. */
 
 import { ensure, messageOf, TilewrightError } from "./errors.js";
 import type { ResponseFormat, ToolChoice } from "./types.js";
 
-/** The other key of each format, and what its value is. */
+/** Each format's other key, and the types of its value. */
 const KEYS = {
   json_object: undefined,
   json_schema: ["schema", ["object", "boolean"]],
@@ -13,9 +13,9 @@ const KEYS = {
 } as const;
 
 /**
- * JSON of what a text must match; nothing for any text.
+ * A format as JSON; `undefined` for any text.
  *
- * @throws {@link TilewrightError}: `option` for what is no format, `constraint` for a schema that is no JSON.
+ * @throws {@link TilewrightError}: `option` for an unknown format, `constraint` for a schema that is no JSON.
  */
 export function constraintOf(format: ResponseFormat | undefined): string | undefined {
   if (format === undefined || format?.type === "text") {
@@ -36,11 +36,7 @@ export function constraintOf(format: ResponseFormat | undefined): string | undef
   return asJson("responseFormat", { type: format.type, [name]: value });
 }
 
-/**
- * `auto`, `none`, `required`, or the name of the tool.
- *
- * @throws {@link TilewrightError}, `option`, for what is no choice.
- */
+/** Validates a choice. */
 export function toolChoiceOf(choice: ToolChoice | undefined): Exclude<ToolChoice, object> | { name: string } {
   if (choice === undefined || choice === "auto" || choice === "none" || choice === "required") {
     return choice ?? "auto";
@@ -51,7 +47,7 @@ export function toolChoiceOf(choice: ToolChoice | undefined): Exclude<ToolChoice
   return { name };
 }
 
-/** JSON of what a caller gave. What is too deep or goes round in circles is none. */
+/** JSON of a value, which fails for deep and circular ones. */
 export function asJson(option: string, value: unknown): string {
   try {
     return JSON.stringify(value);

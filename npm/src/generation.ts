@@ -1,30 +1,29 @@
-/** Texts while they are generated, and what is asked for to have one. */
+/** Generations, and the requests for them. */
 
+import type { CallOptions } from "./connection.js";
 import { ensure, TilewrightError } from "./errors.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
 import { isId } from "./given.js";
-import type { CallOptions } from "./connection.js";
 import { defined } from "./helpers.js";
 import type { OutputRequest, GenerateEvent, GenerateRequest, Prompt } from "./protocol.js";
 import type { ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, Piece } from "./types.js";
 
-/** Asks the worker for a text. */
 export type SendRequest = (request: GenerateRequest, options: CallOptions<"generate">) => Promise<GenerateResult>;
 
-/** What a text is to be. What is wrong with the answer that is wanted is an error of the generation. */
+/** A generation's request. Errors of `output` are the generation's. */
 interface GenerationSpec {
   prompt: Prompt;
   options: Omit<GenerateOptions, "responseFormat">;
   output: () => OutputRequest;
 }
 
-/** What goes on from a text or from tokens. */
+/** The continuation of a text or of tokens. */
 export function completionSpec(given: string | Uint32Array | readonly number[], { responseFormat, ...options }: GenerateOptions): GenerationSpec {
   const prompt: Prompt = typeof given === "string" ? { kind: "text", text: given } : { kind: "tokens", ids: Uint32Array.from(given) };
   return { prompt, options, output: () => ({ ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false }) };
 }
 
-/** The answer to a conversation. */
+/** The reply to a conversation. */
 export function chatSpec(messages: readonly ChatMessage[], options: ChatOptions): GenerationSpec {
   const { tools, toolChoice, parallelToolCalls, thinking, responseFormat, documents, templateVariables, templateName, continueFinalMessage, ...generate } =
   options;
@@ -48,20 +47,19 @@ export function chatSpec(messages: readonly ChatMessage[], options: ChatOptions)
 }
 
 /**
- * A text while it is generated. Iterate over it for its pieces, or await {@link Generation.text}.
+ * A running generation. Iterate over its pieces, or await {@link Generation.text}.
  *
  * Leaving the loop early stops the generation, as {@link Generation.stop} does. An abort makes the loop, `text()` and `result` throw the
  * signal's reason.
  */
 export class Generation implements AsyncIterable<Piece> {
-  /** What the generation came to, when it is over. */
   readonly result: Promise<GenerateResult>;
   readonly #pieces: Piece[] = [];
   readonly #ending = new AbortController();
   #usage: GenerationUsage = { promptTokens: 0, cachedTokens: 0, generatedTokens: 0, prefillSeconds: 0, decodeSeconds: 0 };
   #failure: { error: unknown } | undefined;
   #over = false;
-  /** Called when there is a new piece or none to come. */
+  /** Called for each new piece and at the end. */
   #wake: (() => void)[] = [];
 
   /** @internal */
@@ -85,7 +83,7 @@ export class Generation implements AsyncIterable<Piece> {
       this.#usage.decodeSeconds = seconds();
       this.#wakeAll();
     };
-    // What is wrong with the request is the generation's error.
+    // Errors of the request are the generation's.
     this.result = (async () => send({
       prompt,
       options: { temperature: 0, seed: randomSeed(), ...defined(options), ...defined({ logitBias: biasesOf(logitBias) }) },
@@ -102,14 +100,14 @@ export class Generation implements AsyncIterable<Piece> {
   }
 
   /**
-   * Ends the generation after the token in progress. The loop ends, `text()` is what came until then, and `result` says `cancelled`, with
-   * its numbers. One that waits for others has not begun and comes to nothing.
+   * Ends the generation after the current token. The loop ends, `text()` is the text so far, and `result` has the reason `cancelled`. A queued
+   * generation ends without any text.
    */
   stop(): void {
     this.#ending.abort();
   }
 
-  /** The numbers so far, also after an abort or an error; those of `result` once that is there. */
+  /** The numbers so far, also after an abort or an error; finally those of `result`. */
   get usage(): GenerationUsage {
     return { ...this.#usage };
   }
@@ -148,7 +146,6 @@ export class Generation implements AsyncIterable<Piece> {
   }
 }
 
-/** Biases in a list. */
 function biasesOf(given: GenerateOptions["logitBias"]): [id: number, bias: number][] | undefined {
   if (given === undefined) {
     return undefined;

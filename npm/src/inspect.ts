@@ -1,15 +1,15 @@
-/** What a model is, and whether it fits, before it is downloaded. */
+/** Models before their download. */
 
 import { ensure } from "./errors.js";
 import { isId } from "./given.js";
+import { defined } from "./helpers.js";
 import type { InspectOptions } from "./load-options.js";
 import { callOnce } from "./load.js";
-import { defined } from "./helpers.js";
 import { known } from "./options.js";
 import { specOf } from "./spec.js";
 import type { ModelReport, ModelSource } from "./types.js";
 
-/** What {@link Model.inspect} does. */
+/** See {@link Model.inspect}. */
 export async function inspectModel(source: ModelSource, options: InspectOptions = {}): Promise<ModelReport> {
   const given = known("Model.inspect", options);
   const { contextLengths, contextLength, kvType, memoryLimit, device = "auto", cache = true, fetch } = given;

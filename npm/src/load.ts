@@ -1,14 +1,14 @@
 /** Loads: in which worker, onto which device, and whether other tabs share the model. */
 
-import { WorkerConnection } from "./worker-connection.js";
-import { ensure } from "./errors.js";
 import type { Connection } from "./connection.js";
-import type { CommonLoadOptions } from "./load-options.js";
+import { ensure } from "./errors.js";
 import { defined } from "./helpers.js";
+import type { CommonLoadOptions } from "./load-options.js";
 import { type Parts } from "./loaded.js";
 import type { Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
 import { canShare, SharedConnection } from "./shared.js";
 import type { DeviceInfo } from "./types.js";
+import { WorkerConnection } from "./worker-connection.js";
 
 /** Loads in the worker of `on`, or in a new one. `own`: the arguments of this call alone. */
 export async function loadInto<K extends LoadName>(

@@ -5,49 +5,36 @@ import { finalizer } from "./platform.js";
 import type { CallName, Calls } from "./protocol.js";
 import type { Counters, DeviceInfo, MemoryInfo, TextsProgress } from "./types.js";
 
-/** The parts of such an object. */
-export interface Parts<Info> {
-  connection: Connection;
-  info: Info;
-  device: DeviceInfo;
-}
-
 /** Frees objects that were collected. */
-const forgotten = finalizer<Connection>((connection) => void connection.close("nobody refers to it any more"));
+const collected = finalizer<Connection>((connection) => void connection.close("nobody refers to it any more"));
 
 /** An object of a worker. It is freed by `free`, or some time after the last reference to it is gone. */
-export abstract class WorkerObject<Info> {
+export abstract class WorkerObject {
   /** @internal */
   readonly connection: Connection;
-  readonly #kind: string;
   readonly #state: { device: DeviceInfo };
-  #info: Info;
+  readonly #freed: string;
 
-  protected constructor({ connection, info, device }: Parts<Info>, kind = "model") {
+  protected constructor({ connection, device }: { connection: Connection; device: DeviceInfo }, freed: string) {
     this.connection = connection;
-    this.#kind = kind;
-    this.#info = info;
+    this.#freed = freed;
     const state = { device };
     this.#state = state;
     // The connection outlives this object, so it must not refer to it.
     connection.onDevice = (current) => {
       state.device = current;
     };
-    forgotten.register(this, connection);
+    collected.register(this, connection);
   }
 
-  /** What the files say; of vectors, what they were after the last call that changes them. */
-  get info(): Info {
-    return this.#info;
-  }
-
-  protected set info(info: Info) {
-    this.#info = info;
-  }
-
-  /** What runs it. Changes if a device is lost and the model is loaded onto another. */
+  /** Its device, which changes if that is lost and a model is loaded onto another. */
   get device(): DeviceInfo {
     return this.#state.device;
+  }
+
+  /** Counters of the device. */
+  counters(): Promise<Counters> {
+    return this.call("counters", {});
   }
 
   /**
@@ -69,7 +56,7 @@ export abstract class WorkerObject<Info> {
 
   /** As `free`; resolves when it is done. */
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.connection.close(`the ${this.#kind} was freed`);
+    await this.connection.close(this.#freed);
   }
 
   /** Calls the worker. The object is not collected meanwhile. @internal */
@@ -78,24 +65,31 @@ export abstract class WorkerObject<Info> {
   }
 }
 
+/** The parts of a loaded object. */
+export interface Parts<Info> {
+  connection: Connection;
+  info: Info;
+  device: DeviceInfo;
+}
+
 /** A loaded model, encoder or reranker. */
-export abstract class Loaded<Info> extends WorkerObject<Info> {
-  /** Memory that the model takes now, in bytes. */
+export abstract class Loaded<Info> extends WorkerObject {
+  /** Facts from the model's files. */
+  readonly info: Info;
+
+  protected constructor(parts: Parts<Info>) {
+    super(parts, "the model was freed");
+    this.info = parts.info;
+  }
+
+  /** Memory of the model. */
   memory(): Promise<MemoryInfo> {
     return this.call("memory", {});
   }
-
-  /** What the device has done since it was opened. */
-  counters(): Promise<Counters> {
-    return this.call("counters", {});
-  }
 }
 
-/** Options of a call that tells how many of these texts are done. */
-export function progressOf(
-  texts: readonly string[],
-  onProgress: ((progress: TextsProgress) => void) | undefined,
-): { onEvent?: (done: number) => void } {
+/** Options of a call that reports how many texts are finished. */
+export function progressOf(texts: readonly string[], onProgress: ((progress: TextsProgress) => void) | undefined): { onEvent?: (done: number) => void } {
   return onProgress === undefined ? {} : { onEvent: (done) => onProgress({ done, total: texts.length }) };
 }
 

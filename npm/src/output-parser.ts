@@ -1,4 +1,4 @@
-/** Constraints and answers in the worker: the second WASM module, started when one is first asked for, and what it does for a generation. */
+/** Constraints and output parsing in the worker: the second WASM module, started on first use. */
 
 import { ensure, isTrap, messageOf, TilewrightError } from "./errors.js";
 import { orAborted } from "./helpers.js";
@@ -11,10 +11,9 @@ import type { GenerateResult, Piece, ToolCall } from "./types.js";
 let started: Promise<void> | undefined;
 let isThere = false;
 let url: string | undefined;
-/** Those of models, by what says which model it is now. */
 const vocabularies = new Map<() => Model, { of: Model; words: Vocabulary }>();
 
-/** Says where the module is, if not beside the worker. */
+/** Sets the module's address, if it is not beside the worker. */
 export function findAt(given: string | undefined): void {
   url = given;
 }
@@ -26,19 +25,19 @@ function start(): Promise<void> {
     isThere = true;
   })();
   started.catch(() => {
-    // The next one who needs it tries again.
+    // The next use tries again.
     started = undefined;
   });
   return started;
 }
 
-/** Frees what the module knows of a model. */
+/** Frees a model's vocabulary. */
 export function forget(model: () => Model): void {
   vocabularies.get(model)?.words.free();
   vocabularies.delete(model);
 }
 
-/** What a generation asks of this module, or nothing if it asks for nothing. `endIds` may end the text. */
+/** A generation's constraint and parser, or `undefined` without any. `endIds` may end the text. */
 export async function outputParserOf(
   model: () => Model, { constraint, tools, toolChoice, parallel = true, reads, mayThink }: OutputRequest, prompt: Prompt, ids: Uint32Array, endIds: Uint32Array, signal: AbortSignal,
 ): Promise<OutputParser | undefined> {
@@ -75,7 +74,7 @@ export async function outputParserOf(
   });
 }
 
-/** The vocabulary of a model. Guides outlive a model whose device is lost, and then ask the one that was loaded again. */
+/** The vocabulary of a model. Guides outlive a lost model, and then use the one that was loaded again. */
 function wordsOf(model: () => Model): Vocabulary {
   const of = model();
   const known = vocabularies.get(model);
@@ -89,10 +88,10 @@ function wordsOf(model: () => Model): Vocabulary {
   return words;
 }
 
-/** Counts how often the module was made anew. */
+/** Number of resets of the module. */
 let life = 0;
 
-/** Does something with the module. Where that stops it, such as for want of stack, there is a new one afterwards, and the error is the caller's. */
+/** Uses the module. If that stops it, such as by a stack overflow, the module is reset, and the error thrown. */
 function guarded<T>(work: () => T): T {
   try {
     return work();
@@ -107,20 +106,20 @@ function guarded<T>(work: () => T): T {
   }
 }
 
-/** One generation's constraint, and the reader of what it generates. */
+/** A generation's constraint, and the parser of its output. */
 export class OutputParser implements TokenGuide {
   readonly #guide: Guide | undefined;
   readonly #life = life;
   readonly #toolCalls: ToolCall[] = [];
   #thinking = "";
-  /** What the engine is not told of an error. */
+  /** The original error, which the engine does not pass on. */
   failure: unknown;
 
   constructor(guide: Guide | undefined, private readonly reader: AnswerReader | undefined) {
     this.#guide = guide;
   }
 
-  /** What says which tokens may come, if anything does. */
+  /** The constraint, if there is one. */
   get guide(): TokenGuide | undefined {
     return this.#guide === undefined ? undefined : this;
   }
@@ -133,7 +132,7 @@ export class OutputParser implements TokenGuide {
     return this.#keepingFailure(() => this.#guide?.accept(id));
   }
 
-  /** What a token and its text are. */
+  /** Parses a token's text. */
   piece(id: number, text: string, isLast: boolean): Piece {
     const reader = this.reader;
     if (reader === undefined) {
@@ -156,7 +155,6 @@ export class OutputParser implements TokenGuide {
     };
   }
 
-  /** What the answer came to. */
   get result(): Pick<GenerateResult, "thinking" | "toolCalls"> {
     return { thinking: this.#thinking, toolCalls: this.#toolCalls };
   }
@@ -168,7 +166,7 @@ export class OutputParser implements TokenGuide {
     }
   }
 
-  /** Another text may have stopped the module that this one's guide and reader were of. */
+  /** Throws if another generation has stopped the module. */
   #check(): void {
     ensure(this.#life === life,
       "constraint", "constraint: the module that reads it was stopped by another text, and this text cannot go on without it");
@@ -185,7 +183,7 @@ export class OutputParser implements TokenGuide {
   }
 }
 
-/** Bytes of the module's memory: none if nothing has needed it. */
+/** Memory of the module in bytes; 0 before its first use. */
 export async function memoryBytes(): Promise<number> {
   return isThere ? (await init()).memory.buffer.byteLength : 0;
 }

@@ -3,13 +3,13 @@
  * gone, the browser gives the lock to another tab, which loads the model and continues all pending calls.
  */
 
-import { WorkerConnection } from "./worker-connection.js";
+import { Connection, type CallOptions } from "./connection.js";
 import { fromWire, messageOf, TilewrightError, toWire, type WireError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
 import { cancelling, orAborted, sha256Of } from "./helpers.js";
-import { Connection, type CallOptions } from "./connection.js";
 import type { CallName, Calls, GenerateEvent, GenerateRequest, LoadName, Report } from "./protocol.js";
 import type { DeviceInfo, Piece } from "./types.js";
+import { WorkerConnection } from "./worker-connection.js";
 
 /** Whether tabs can share models here. */
 export const canShare = typeof BroadcastChannel !== "undefined" && globalThis.navigator?.locks !== undefined && "document" in globalThis;

@@ -1,9 +1,9 @@
 /** A model's files as byte streams: from addresses, blobs or paths. */
 
 import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type Asking, type DownloadOptions, type FileVersion } from "./download.js";
+import { codeOf, ensure, type ErrorCode, messageOf, TilewrightError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
 import { GitDigest, type GitBlob } from "./git.js";
-import { codeOf, ensure, type ErrorCode, messageOf, TilewrightError } from "./errors.js";
 import { defined } from "./helpers.js";
 import { importHidden } from "./platform.js";
 import type { FileSpec, PathSpec, Pins, SourceSpec, UrlSpec } from "./protocol.js";

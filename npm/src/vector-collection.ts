@@ -19,10 +19,22 @@ export async function makeIn<Info>(
 }
 
 /** Vectors on a device. */
-export abstract class VectorCollection<Info extends { length: number }> extends WorkerObject<Info> {
+export abstract class VectorCollection<Info extends { length: number }> extends WorkerObject {
+  #info: Info;
+
+  protected constructor(parts: Parts<Info>, freed: string) {
+    super(parts, freed);
+    this.#info = parts.info;
+  }
+
+  /** Its facts after the last call that changed it. */
+  get info(): Info {
+    return this.#info;
+  }
+
   /** Vectors that can be found. */
   get length(): number {
-    return this.info.length;
+    return this.#info.length;
   }
 
   /**
@@ -34,7 +46,12 @@ export abstract class VectorCollection<Info extends { length: number }> extends 
   async append(vectors: Float32Array | Embeddings): Promise<number> {
     const mine = vectorsOf("vectors", vectors);
     const { first, info } = await this.call("appendVectors", { vectors: mine }, { transfer: [mine.buffer] });
-    this.info = info as unknown as Info;
+    this.update(info as unknown as Info);
     return first;
+  }
+
+  /** @internal */
+  protected update(info: Info): void {
+    this.#info = info;
   }
 }

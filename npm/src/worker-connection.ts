@@ -1,9 +1,9 @@
 /** The caller's end of the connection to the worker: starts it, sends calls, resolves replies, and notices when it is gone. */
 
 import { fileUrls } from "./configure.js";
+import { Connection, type CallOptions } from "./connection.js";
 import { ensure, fromWire, messageOf, TilewrightError } from "./errors.js";
 import { FetchServer, type Fetch } from "./fetching.js";
-import { Connection, type CallOptions } from "./connection.js";
 import { cancelling } from "./helpers.js";
 import { besidePackage, importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, FromWorker, LoadName, ToTarget, ToWorker } from "./protocol.js";

@@ -1,9 +1,9 @@
 /** The worker: owns the engine in WASM and its devices, and communicates by messages. */
 
 import { toWire } from "./errors.js";
+import { findAt as findTextAt } from "./output-parser.js";
 import { importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, ToWorker } from "./protocol.js";
-import { findAt as findTextAt } from "./output-parser.js";
 import { findAt as findEngineAt } from "./wasm.js";
 import { handlers } from "./worker/handlers.js";
 import { findHandle } from "./worker/handles.js";

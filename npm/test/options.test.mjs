@@ -74,7 +74,7 @@ test("every call refuses what it does not know, before it starts anything", asyn
   const unknown = { sginal: 1 };
   const vectors = new Float32Array(2);
   // Objects that were never loaded: what is checked first must not need an engine.
-  const bare = (type) => type === Kernels ? new Kernels({}, {}) : Object.create(type.prototype);
+  const bare = (type) => type === Kernels ? new Kernels({ connection: { close: async () => {} } }) : Object.create(type.prototype);
   const calls = {
     "configure": () => tilewright.configure(unknown),
     "Model.load": () => Model.load("model.gguf", unknown),

@@ -1,8 +1,8 @@
 /** The type of a client. */
 
 import type { RequestOptions } from "../types.js";
-import type { CompletionStream } from "./common.js";
 import type { ChatCompletion, ChatCompletionChunk, ChatCompletionRequest } from "./chat.js";
+import type { CompletionStream } from "./common.js";
 import type { Completion, CompletionRequest } from "./completions.js";
 import type { EmbeddingRequest, EmbeddingResponse } from "./embeddings.js";
 

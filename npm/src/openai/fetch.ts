@@ -2,8 +2,8 @@
 
 import { messageOf } from "../errors.js";
 import { decoded } from "../helpers.js";
-import { CompletionStream } from "./common.js";
 import type { Client } from "./client-types.js";
+import { CompletionStream } from "./common.js";
 import { errorResponse, type ErrorBody } from "./errors.js";
 
 /** A path's handlers, by method. */

@@ -1,7 +1,7 @@
 /** The common part of chat and text requests: fields, ranges, and options for the model. */
 
-import { known } from "../options.js";
 import { ensure } from "../errors.js";
+import { known } from "../options.js";
 import type { GenerateOptions, RequestOptions } from "../types.js";
 import { invalid, unsupported } from "./errors.js";
 

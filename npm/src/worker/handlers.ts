@@ -2,16 +2,16 @@
 
 import type { Calls } from "../protocol.js";
 import type { Index, Mol } from "../tilewright.js";
-import { LoadedReranker, LoadedEmbedder } from "./loaded-encoder.js";
 import { freeHandle, Handle, handleOf, placeOf, readyHandle, register } from "./handles.js";
-import { compute, DeviceHandle, measure } from "./kernels.js";
 import { inspect } from "./inspect.js";
+import { compute, DeviceHandle, measure } from "./kernels.js";
 import { embedderRecipe, modelRecipe, rerankerRecipe } from "./load.js";
+import { LoadedReranker, LoadedEmbedder } from "./loaded-encoder.js";
+import { load, LoadedModel } from "./loaded-model.js";
+import { NOTHING, LoadedTextModel } from "./loaded-text-model.js";
 import { listDevices } from "./place.js";
 import type { CallContext, Handler, Handlers } from "./port.js";
 import { prefetch } from "./prefetch.js";
-import { load, LoadedModel } from "./loaded-model.js";
-import { NOTHING, LoadedTextModel } from "./loaded-text-model.js";
 import { forgetTurns, inTurn, inTurnUnless } from "./turns.js";
 import { createIndex, IndexHandle, loadIndex, loadMol, MolHandle, VectorsHandle } from "./vectors.js";
 

@@ -2,8 +2,8 @@
 
 import { ensure } from "../errors.js";
 import type { DeviceRequest } from "../protocol.js";
-import type { Caller } from "./port.js";
 import { openPlace, type Place } from "./place.js";
+import type { Caller } from "./port.js";
 
 /** An object on a device. */
 export abstract class Handle {
