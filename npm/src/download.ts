@@ -62,8 +62,9 @@ export class WebPage extends TilewrightError {
 }
 
 export class Download {
-  #version: FileVersion = {};
-  #position = 0;
+  version: FileVersion = {};
+  /** Offset of the next bytes. */
+  position = 0;
   /** Consecutive attempts without progress. */
   #failures = 0;
   #body: ReadableStreamDefaultReader<Uint8Array> | undefined;
@@ -77,33 +78,27 @@ export class Download {
   private constructor(private readonly url: string, private readonly options: DownloadOptions) {}
 
   static async open(url: string, options: DownloadOptions): Promise<Download> {
-    const download = new Download(url, options);
-    await download.#retrying(() => options.lazily === true ? download.#ask() : download.#connect(false));
-    return download;
+    return new Download(url, options).#begin(false);
   }
 
   /** Continues an earlier download at `offset`; `undefined` if the file has changed. */
   static async resume(url: string, offset: number, version: FileVersion, options: DownloadOptions): Promise<Download | undefined> {
     const download = new Download(url, options);
-    download.#version = { ...version };
-    download.#position = offset;
+    download.version = { ...version };
+    download.position = offset;
     try {
-      await download.#retrying(() => options.lazily === true ? download.#ask() : download.#connect(true));
+      return await download.#begin(true);
     } catch (error) {
       if (error instanceof Changed) {
         return undefined;
       }
       throw error;
     }
-    return download;
   }
 
-  get version(): FileVersion {
-    return this.#version;
-  }
-
-  get position(): number {
-    return this.#position;
+  async #begin(again: boolean): Promise<this> {
+    await this.#retrying(() => this.options.lazily === true ? this.#ask() : this.#connect(again));
+    return this;
   }
 
   get isOpen(): boolean {
@@ -125,7 +120,7 @@ export class Download {
   /** The next read opens a connection at this offset. */
   seek(offset: number): void {
     this.close();
-    this.#position = offset;
+    this.position = offset;
     this.#inPieces = 0;
   }
 
@@ -154,15 +149,15 @@ export class Download {
         if (usual === undefined || wait === undefined || wait > LONGEST_WAIT_MS) {
           throw error.final;
         }
-        this.options.onReconnect(`${error.message}; trying again at byte ${this.#position}`);
+        this.options.onReconnect(`${error.message}; trying again at byte ${this.position}`);
         await delay(wait, this.options.signal);
       }
     }
   }
 
   async #read(): Promise<Uint8Array | undefined> {
-    const { size } = this.#version;
-    if (size !== undefined && this.#position === size) {
+    const { size } = this.version;
+    if (size !== undefined && this.position === size) {
       this.close();
       return undefined;
     }
@@ -176,24 +171,24 @@ export class Download {
     for (;;) {
       const chunk = await this.#readBody();
       if (chunk === undefined) {
-        if (size !== undefined && this.#position < size) {
-          throw new Broken(new TilewrightError("truncated", `${this.url} ended after ${this.#position} of ${size} bytes`));
+        if (size !== undefined && this.position < size) {
+          throw new Broken(new TilewrightError("truncated", `${this.url} ended after ${this.position} of ${size} bytes`));
         }
         // Without an announced size, the end of the body is the end of the file.
-        this.#version.size = this.#position;
+        this.version.size = this.position;
         return undefined;
       }
       const bytes = chunk.subarray(Math.min(this.#skip, chunk.length));
       this.#skip -= chunk.length - bytes.length;
       if (bytes.length > 0) {
-        this.#position += bytes.length;
+        this.position += bytes.length;
         this.#inPieces += bytes.length;
-        if (this.#position >= this.#pieceEnd) {
+        if (this.position >= this.#pieceEnd) {
           this.close();
         }
-        if (size !== undefined && this.#position > size) {
+        if (size !== undefined && this.position > size) {
           // The announced size was that of a compressed response.
-          delete this.#version.size;
+          delete this.version.size;
         }
         return bytes;
       }
@@ -220,21 +215,21 @@ export class Download {
 
   async #ask(): Promise<void> {
     const found = await requestVersion(this.url, this.options.signal, this.options);
-    if (differs(this.#version, found)) {
+    if (differs(this.version, found)) {
       throw new Changed();
     }
-    this.#version = { ...found, ...this.#version };
+    this.version = { ...found, ...this.version };
   }
 
   /** Opens a connection at the position. `again`: another version of the file is refused. */
   async #connect(again: boolean): Promise<void> {
-    const offset = this.#position;
+    const offset = this.position;
     const response = await this.#fetch(offset, again);
     const isPiece = this.options.inPieces === true;
     const found = versionOf(response, offset, isPiece);
-    const expected = this.#version;
+    const expected = this.version;
     if (isPiece && response.status === 416 && expected.size === undefined) {
-      this.#version = { ...expected, size: offset };
+      this.version = { ...expected, size: offset };
       return;
     }
     if (again && (response.status === 416 || differs(expected, found))) {
@@ -247,7 +242,7 @@ export class Download {
     }
     this.#skip = response.status === 206 ? 0 : offset;
     this.#pieceEnd = isPiece && response.status === 206 ? offset + this.#pieceBytes : Infinity;
-    this.#version = { ...found, ...expected };
+    this.version = { ...found, ...expected };
     this.#body = response.body?.getReader();
     ensure(this.#body !== undefined, "network", `${this.url}: the server sent no bytes`);
   }
@@ -266,7 +261,7 @@ export class Download {
       headers.set("range", `bytes=${offset}-`);
     }
     if (offset > 0) {
-      const validator = strongValidator(this.#version);
+      const validator = strongValidator(this.version);
       // Across origins this header needs the server's permission; there the versions are compared afterwards.
       if (validator !== undefined && !crossesOrigin(this.url)) {
         headers.set("if-range", validator);

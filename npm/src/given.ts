@@ -1,32 +1,24 @@
 /** Validated copies of callers' arguments. */
 
 import { Embeddings } from "./embeddings.js";
-import { ensure, TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
 
 /** `orOne`: the alternative, for the message. */
 export function textsOf(name: string, given: unknown, orOne = ""): string[] {
-  if (!Array.isArray(given)) {
-    throw refused(name, given, `${orOne}a list of texts`);
-  }
+  ensureIs(Array.isArray(given), name, given, `${orOne}a list of texts`);
   const wrong = given.findIndex((text) => typeof text !== "string");
-  if (wrong >= 0) {
-    throw refused(`${name}[${wrong}]`, given[wrong], "a text");
-  }
+  ensureIs(wrong < 0, `${name}[${wrong}]`, given[wrong], "a text");
   return [...given as string[]];
 }
 
 export function textOf(name: string, given: unknown): string {
-  if (typeof given !== "string") {
-    throw refused(name, given, "a text");
-  }
+  ensureIs(typeof given === "string", name, given, "a text");
   return given;
 }
 
 export function vectorsOf(name: string, given: unknown): Float32Array<ArrayBuffer> {
   const vectors = given instanceof Embeddings ? given.vectors : given;
-  if (!isArrayOf("Float32Array", vectors)) {
-    throw refused(name, given, "a Float32Array or what `embed` gave");
-  }
+  ensureIs(isArrayOf("Float32Array", vectors), name, given, "a Float32Array or what `embed` gave");
   return new Float32Array(vectors as Float32Array);
 }
 
@@ -47,6 +39,6 @@ export function isArrayOf(kind: "Float32Array" | "Uint8Array", value: unknown): 
   return ArrayBuffer.isView(value) && (value as Uint8Array)[Symbol.toStringTag] as string === kind;
 }
 
-function refused(name: string, found: unknown, expected: string): TilewrightError {
-  return new TilewrightError("option", `${name} is ${Object.prototype.toString.call(found).slice(8, -1)}, expected ${expected}`);
+function ensureIs(condition: boolean, name: string, found: unknown, expected: string): asserts condition {
+  ensure(condition, "option", `${name} is ${Object.prototype.toString.call(found).slice(8, -1)}, expected ${expected}`);
 }

@@ -1,7 +1,8 @@
 /** The engine's kernels on arrays and device tensors, all row-major. They run in a worker. */
 
 import type { Connection } from "./connection.js";
-import { TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
+import { isArrayOf } from "./given.js";
 import { defined } from "./helpers.js";
 import { WorkerObject } from "./loaded.js";
 import { known } from "./options.js";
@@ -45,9 +46,8 @@ class WorkerTensor implements DeviceTensor {
 
   /** Its number on this device. Throws if it has none there. */
   idOn(kernels: Kernels, kernel: string, operand: string): number {
-    if (this.#id === undefined || this.kernels !== kernels) {
-      throw refused(kernel, operand, "a tensor of this device", this.#id === undefined ? "a tensor that was freed" : "a tensor of another device");
-    }
+    const found = this.#id === undefined ? "a tensor that was freed" : "a tensor of another device";
+    ensureOperand(this.#id !== undefined && this.kernels === kernels, kernel, operand, "a tensor of this device", found);
     return this.#id;
   }
 
@@ -76,19 +76,15 @@ function freeTensor(connection: Connection, kept: number): void {
   connection.call("freeTensor", { kept }).catch(() => {});
 }
 
-function refused(kernel: string, operand: string, expected: string, found: string): TilewrightError {
-  return new TilewrightError("operand", `${kernel}: \`${operand}\` is ${found}, expected ${expected}`);
+function ensureOperand(condition: unknown, kernel: string, operand: string, expected: string, found: string): asserts condition {
+  ensure(condition, "operand", `${kernel}: \`${operand}\` is ${found}, expected ${expected}`);
 }
 
 /** A copy to transfer to the worker. */
 function copied(kernel: string, operand: string, data: unknown): Float32Array<ArrayBuffer> {
-  // Arrays of other realms, such as frames, have other constructors.
-  if (!ArrayBuffer.isView(data) || (data as Float32Array)[Symbol.toStringTag] !== "Float32Array") {
-    throw refused(kernel, operand, "a Float32Array or a tensor of this device", Object.prototype.toString.call(data).slice(8, -1));
-  }
-  if (data.byteLength === 0) {
-    throw refused(kernel, operand, "at least one number", "empty");
-  }
+  const kind = Object.prototype.toString.call(data).slice(8, -1);
+  ensureOperand(isArrayOf("Float32Array", data), kernel, operand, "a Float32Array or a tensor of this device", kind);
+  ensureOperand((data as Float32Array).length !== 0, kernel, operand, "at least one number", "empty");
   return new Float32Array(data as Float32Array);
 }
 
@@ -113,9 +109,7 @@ export class Kernels extends WorkerObject {
   async tensor(data: Float32Array, shape: readonly number[]): Promise<DeviceTensor> {
     const mine = copied("tensor", "data", data);
     const isWhole = shape.length > 0 && shape.every((n) => Number.isInteger(n) && n > 0);
-    if (!isWhole || shape.reduce((product, n) => product * n, 1) !== mine.length) {
-      throw refused("tensor", "shape", `positive whole numbers whose product is ${mine.length}, the length of \`data\``, `[${shape.join(", ")}]`);
-    }
+    ensureOperand(isWhole && shape.reduce((product, n) => product * n, 1) === mine.length, "tensor", "shape", `positive whole numbers whose product is ${mine.length}, the length of \`data\``, `[${shape.join(", ")}]`);
     const args = { data: mine, shape: [...shape] };
     const { kept } = await this.call("keepTensor", args, { transfer: [mine.buffer] });
     return new WorkerTensor(this, kept, args.shape);

@@ -3,7 +3,7 @@
 import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type Asking, type DownloadOptions, type FileVersion } from "./download.js";
 import { codeOf, ensure, type ErrorCode, messageOf, TilewrightError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
-import { GitDigest, type GitBlob } from "./git.js";
+import { GitDigest } from "./git.js";
 import { defined } from "./helpers.js";
 import { importHidden } from "./platform.js";
 import type { FileSpec, PathSpec, Pins, SourceSpec, UrlSpec } from "./protocol.js";
@@ -582,12 +582,6 @@ export class StoredCopy {
 
 /** A file on a server, and its stored part. */
 class UrlFile implements ModelFile {
-  readonly name: string;
-  readonly url: string;
-  readonly #headers: Record<string, string> | undefined;
-  readonly #expected: string | undefined;
-  /** Whether the caller requires it: then a stored copy is compared too, before it is used. */
-  readonly #isPinned: boolean;
   #download: Download | undefined;
   /** The claim on the stored file. */
   #stored: StoredFile | undefined;
@@ -597,7 +591,6 @@ class UrlFile implements ModelFile {
   #writer: StoreWriter | undefined;
   #written = 0;
   #digest: Sha256 | undefined;
-  readonly #git: GitBlob | undefined;
   #gitDigest: GitDigest | undefined;
   #digested = 0;
   #position = 0;
@@ -606,24 +599,17 @@ class UrlFile implements ModelFile {
   #lastOffset = 0;
   arrived = 0;
 
-  private constructor(spec: UrlSpec, private readonly context: OpenContext, private readonly httpCache: RequestCache) {
-    this.name = spec.name;
-    this.url = spec.url;
-    this.#headers = spec.headers;
-    this.#expected = spec.sha256;
-    this.#git = spec.git;
-    this.#isPinned = spec.isPinned === true;
-  }
+  private constructor(private readonly spec: UrlSpec, private readonly context: OpenContext, private readonly httpCache: RequestCache) {}
 
   /** `lazily`: only requests the file's version, and connects at the first read. */
   static async open(spec: UrlSpec, context: OpenContext, httpCache: RequestCache, lazily: boolean): Promise<UrlFile> {
     const file = new UrlFile(spec, context, httpCache);
     try {
       await file.#claim();
-      const hasDigest = file.#expected !== undefined || file.#git !== undefined;
-      if (context.peek !== true && hasDigest && (file.#isPinned || !file.#isComplete)) {
+      const hasDigest = spec.sha256 !== undefined || spec.git !== undefined;
+      if (context.peek !== true && hasDigest && (spec.isPinned === true || !file.#isComplete)) {
         file.#digest ??= context.newDigest();
-        file.#gitDigest = file.#git && new GitDigest(file.#git.size);
+        file.#gitDigest = spec.git && new GitDigest(spec.git.size);
       }
       if (!file.#isComplete) {
         const options = { ...file.#downloadOptions, lazily: lazily || file.#inPieces };
@@ -634,6 +620,14 @@ class UrlFile implements ModelFile {
       await file.close(false);
       throw error;
     }
+  }
+
+  get name(): string {
+    return this.spec.name;
+  }
+
+  get url(): string {
+    return this.spec.url;
   }
 
   get isKept(): boolean {
@@ -682,17 +676,17 @@ class UrlFile implements ModelFile {
       // Each chunk is stored and digested as it is read.
     }
     const sha256 = this.#digest?.hex();
-    if (sha256 !== undefined && this.#expected !== undefined && sha256 !== this.#expected) {
+    if (sha256 !== undefined && this.spec.sha256 !== undefined && sha256 !== this.spec.sha256) {
       throw this.#isComplete
-        ? new TilewrightError("storage", `the kept copy of ${this.url} is damaged: its SHA-256 is ${sha256}, expected ${this.#expected}`)
-        : otherDigest(this.url, sha256, this.#expected);
+        ? new TilewrightError("storage", `the kept copy of ${this.url} is damaged: its SHA-256 is ${sha256}, expected ${this.spec.sha256}`)
+        : otherDigest(this.url, sha256, this.spec.sha256);
     }
     if (this.#isComplete) {
       return;
     }
     const sha1 = this.#gitDigest?.hex();
     this.#gitDigest = undefined;
-    ensure(sha1 === undefined || sha1 === this.#git?.sha1, "digest", `${this.url}: it has the Git digest ${sha1}, expected ${this.#git?.sha1}`);
+    ensure(sha1 === undefined || sha1 === this.spec.git?.sha1, "digest", `${this.url}: it has the Git digest ${sha1}, expected ${this.spec.git?.sha1}`);
     await this.#storing(async (stored) => {
       const writer = await this.#openWriter(stored);
       const size = await writer.flush(true);
@@ -733,7 +727,7 @@ class UrlFile implements ModelFile {
 
   get #asking(): Asking {
     const { fetch } = this.context;
-    return defined({ fetch, headers: this.#headers });
+    return defined({ fetch, headers: this.spec.headers });
   }
 
   get #downloadOptions(): DownloadOptions {
@@ -798,13 +792,13 @@ class UrlFile implements ModelFile {
 
   /** Asks the server whether a copy is current. Without a response, it counts as current. */
   async #isCurrent(record: StoredRecord): Promise<boolean> {
-    const known = this.#expected !== undefined && record.sha256 !== undefined;
+    const known = this.spec.sha256 !== undefined && record.sha256 !== undefined;
     const version = known ? {} : await askVersion(this.url, this.context.signal, this.#asking);
     if (version === undefined) {
       this.context.notify({ code: "not_revalidated", message: `${this.url} could not be checked for a newer version; the kept copy is used` });
       return true;
     }
-    const current = known ? record.sha256 === this.#expected : !differs(record, version);
+    const current = known ? record.sha256 === this.spec.sha256 : !differs(record, version);
     if (!current) {
       this.context.notify({ code: "cache_outdated", message: `${this.url} is newer on the server than the kept copy; it is downloaded again` });
     }

@@ -237,14 +237,16 @@ export class StoredFile {
   /** Slots of the complete copy and of the incomplete one. */
   readonly #wholeSlot: string;
   readonly #partSlot: string;
-  #whole: StoredRecord | undefined;
-  #part: StoredRecord | undefined;
+  /** The record of the complete copy. */
+  whole: StoredRecord | undefined;
+  /** The record of an interrupted download. */
+  part: StoredRecord | undefined;
 
   private constructor(
     private readonly backend: Backend, readonly address: string, readonly release: () => void, whole: Slot, part: Slot,
   ) {
-    [this.#wholeSlot, this.#whole] = [whole.name, whole.record];
-    [this.#partSlot, this.#part] = [part.name, part.record];
+    [this.#wholeSlot, this.whole] = [whole.name, whole.record];
+    [this.#partSlot, this.part] = [part.name, part.record];
   }
 
   /** @internal */
@@ -259,18 +261,9 @@ export class StoredFile {
       : new StoredFile(backend, address, release, ...wherePartIs(whole, part));
   }
 
-  get whole(): StoredRecord | undefined {
-    return this.#whole;
-  }
-
-  /** The record of an interrupted download. */
-  get part(): StoredRecord | undefined {
-    return this.#part;
-  }
-
   /** The bytes of a record. */
   async bytes(record: StoredRecord): Promise<Blob> {
-    const blob = await this.backend.readBytes(record === this.#whole ? this.#wholeSlot : this.#partSlot);
+    const blob = await this.backend.readBytes(record === this.whole ? this.#wholeSlot : this.#partSlot);
     ensure(blob.size >= record.stored, "storage", `${record.stored} bytes of ${record.url} should be stored, found ${blob.size}`);
     return blob.slice(0, record.stored);
   }
@@ -285,7 +278,7 @@ export class StoredFile {
     const missing = (record.size ?? record.stored) - record.stored;
     const room = await freeBytes();
     if (missing > room) {
-      const whole = this.#whole?.stored ?? 0;
+      const whole = this.whole?.stored ?? 0;
       ensure(missing <= room + whole, "quota", `${missing} bytes are to be stored, and the browser has room for ${room + whole}`);
       await this.removeWhole();
     }
@@ -296,7 +289,7 @@ export class StoredFile {
   /** Updates the record of the download. A complete one replaces the complete copy. */
   async save(record: StoredRecord): Promise<void> {
     await this.backend.writeRecord(this.#partSlot, record);
-    this.#part = record;
+    this.part = record;
     if (record.complete) {
       // If the old one cannot be deleted, the newer counts.
       await this.removeWhole().catch(() => {});
@@ -305,20 +298,20 @@ export class StoredFile {
 
   /** Updates the date of the complete copy. */
   async renew(date: number): Promise<void> {
-    if (this.#whole !== undefined) {
-      this.#whole = { ...this.#whole, date };
-      await this.backend.writeRecord(this.#wholeSlot, this.#whole);
+    if (this.whole !== undefined) {
+      this.whole = { ...this.whole, date };
+      await this.backend.writeRecord(this.#wholeSlot, this.whole);
     }
   }
 
   async removePart(): Promise<void> {
     await this.backend.remove(this.#partSlot);
-    this.#part = undefined;
+    this.part = undefined;
   }
 
   async removeWhole(): Promise<void> {
     await this.backend.remove(this.#wholeSlot);
-    this.#whole = undefined;
+    this.whole = undefined;
   }
 }
 

@@ -6,9 +6,9 @@ import type { ChatMessage, ChatOptions, GenerateResult, Piece, RequestOptions, R
 import {
   collect, CompletionStream, emitting, finishOf, headOf, usageOf, type CompletionUsage, type FinishReason, type Head,
 } from "./common.js";
-import { invalid, unsupported } from "./errors.js";
+import { ensureValid, invalid, unsupported } from "./errors.js";
 import {
-  checkFields, checkFlag, checkNumber, checkSampling, optionsOf, SAMPLING_FIELDS, samplingOf, type Fields, type SamplingFields,
+  anything, checkFields, flag, optionsOf, SAMPLING_FIELDS, samplingOf, whole, type Fields, type SamplingFields,
 } from "./request.js";
 
 /** A message of a request. */
@@ -124,8 +124,15 @@ const EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh"] as const;
 const NO_LIMIT = 2 ** 31 - 1;
 
 const FIELDS: Fields<ChatCompletionRequest> = {
-  ...SAMPLING_FIELDS, messages: true, model: true, max_completion_tokens: true, max_tokens: true, logprobs: true, top_logprobs: true, tools: true,
-  tool_choice: true, parallel_tool_calls: true, reasoning_effort: true, response_format: true,
+  ...SAMPLING_FIELDS, messages: anything, model: anything, max_completion_tokens: whole(0, NO_LIMIT), max_tokens: whole(0, NO_LIMIT),
+  logprobs: flag, top_logprobs: whole(0, 20), parallel_tool_calls: flag, response_format: anything,
+  tools: (param, value) => ensureValid(Array.isArray(value), param, value, "a list of tools"),
+  tool_choice: (param, value) => {
+    const isOne = typeof value === "string" ? ["auto", "none", "required"].includes(value)
+      : typeof (value as Partial<Exclude<ToolChoice, string>>).function?.name === "string";
+    ensureValid(isOne, param, value, '"auto", "none", "required" or { type: "function", function: { name } }');
+  },
+  reasoning_effort: (param, value) => ensureValid((EFFORTS as readonly unknown[]).includes(value), param, value, EFFORTS.join(", ")),
 };
 
 /**
@@ -155,7 +162,9 @@ export async function createChatCompletion(
 ): Promise<ChatCompletion | CompletionStream<ChatCompletionChunk>> {
   const given = optionsOf("createChatCompletion", options);
   checkFields(request, FIELDS);
-  checkRanges(request);
+  const { logprobs, top_logprobs: top } = request;
+  ensureValid(Array.isArray(request.messages), "messages", request.messages, "a list of messages");
+  ensureValid(top === undefined || top === null || logprobs === true, "top_logprobs", top, "none where logprobs is not true");
   const messages = request.messages.map(messageOf);
   const own = ownOptions(request);
   const each = samplingOf(request, given, request.max_completion_tokens ?? request.max_tokens ?? NO_LIMIT)
@@ -257,42 +266,11 @@ class CallIds {
   }
 }
 
-function checkRanges(request: ChatCompletionRequest): void {
-  if (!Array.isArray(request.messages)) {
-    throw invalid("messages", request.messages, "a list of messages");
-  }
-  checkSampling(request);
-  checkNumber("max_completion_tokens", request.max_completion_tokens, 0, NO_LIMIT, "whole number");
-  checkNumber("max_tokens", request.max_tokens, 0, NO_LIMIT, "whole number");
-  checkNumber("top_logprobs", request.top_logprobs, 0, 20, "whole number");
-  checkFlag("logprobs", request.logprobs);
-  checkFlag("parallel_tool_calls", request.parallel_tool_calls);
-  const { logprobs, top_logprobs: top, tools } = request;
-  if (top !== undefined && top !== null && logprobs !== true) {
-    throw invalid("top_logprobs", top, "none where logprobs is not true");
-  }
-  if (tools !== undefined && tools !== null && !Array.isArray(tools)) {
-    throw invalid("tools", tools, "a list of tools");
-  }
-  const effort = request.reasoning_effort ?? "none";
-  if (!EFFORTS.includes(effort)) {
-    throw invalid("reasoning_effort", effort, EFFORTS.join(", "));
-  }
-  const choice = request.tool_choice ?? "auto";
-  if (typeof choice === "string" ? !["auto", "none", "required"].includes(choice) : typeof choice.function?.name !== "string") {
-    throw invalid("tool_choice", choice, '"auto", "none", "required" or { type: "function", function: { name } }');
-  }
-}
-
 function messageOf(message: ChatCompletionMessageParam, at: number): ChatMessage {
   const param = `messages[${at}]`;
-  if (typeof message !== "object" || message === null || typeof message.role !== "string") {
-    throw invalid(param, message, "an object with a role");
-  }
+  ensureValid(typeof message === "object" && message !== null && typeof message.role === "string", param, message, "an object with a role");
   const { role, content, tool_calls: given, tool_call_id, name } = message;
-  if (given !== undefined && given !== null && !Array.isArray(given)) {
-    throw invalid(`${param}.tool_calls`, given, "a list of calls");
-  }
+  ensureValid(given === undefined || given === null || Array.isArray(given), `${param}.tool_calls`, given, "a list of calls");
   const calls = given?.map((call, i) => callOf(call, `${param}.tool_calls[${i}]`));
   const hasNone = (content === null || content === undefined) && calls !== undefined;
   return {
@@ -304,9 +282,7 @@ function messageOf(message: ChatCompletionMessageParam, at: number): ChatMessage
 
 /** A call with its arguments as an object, as templates need them. */
 function callOf(call: ChatCompletionToolCall, param: string): object {
-  if (typeof call?.function?.name !== "string") {
-    throw invalid(param, call, "a call of a function");
-  }
+  ensureValid(typeof call?.function?.name === "string", param, call, "a call of a function");
   const { function: { name, arguments: given }, ...rest } = call;
   try {
     return { ...rest, function: { name, arguments: JSON.parse(given) as unknown } };
@@ -316,9 +292,7 @@ function callOf(call: ChatCompletionToolCall, param: string): object {
 }
 
 function joinParts(parts: { type: string; text?: string }[] | null | undefined, param: string): string {
-  if (!Array.isArray(parts)) {
-    throw invalid(param, parts, "a text or a list of texts");
-  }
+  ensureValid(Array.isArray(parts), param, parts, "a text or a list of texts");
   return parts.map((part, at) => {
     if (part?.type !== "text" || typeof part.text !== "string") {
       throw unsupported(`${param}[${at}]`, `${param}[${at}] is of the type ${String(part?.type)}, only text is supported`);
@@ -350,9 +324,7 @@ function toolOf(tool: ChatCompletionTool, at: number): ChatCompletionTool {
   if (tool?.type !== "function") {
     throw unsupported(`tools[${at}]`, `tools[${at}] is of the type ${String(tool?.type)}, only functions are supported`);
   }
-  if (typeof tool.function?.name !== "string") {
-    throw invalid(`tools[${at}].function.name`, tool.function?.name, "a text");
-  }
+  ensureValid(typeof tool.function?.name === "string", `tools[${at}].function.name`, tool.function?.name, "a text");
   const { strict: _, ...function_ } = tool.function;
   return { type: "function", function: function_ };
 }
@@ -365,12 +337,8 @@ function formatOf(format: NonNullable<ChatCompletionRequest["response_format"]> 
   if (format === undefined || format.type === "text" || format.type === "json_object") {
     return format;
   }
-  if (format.type !== "json_schema") {
-    throw invalid("response_format", format, '{ type: "text" }, { type: "json_object" } or { type: "json_schema", json_schema: { schema } }');
-  }
+  ensureValid(format.type === "json_schema", "response_format", format, '{ type: "text" }, { type: "json_object" } or { type: "json_schema", json_schema: { schema } }');
   const schema = format.json_schema?.schema;
-  if (typeof schema !== "object" || schema === null) {
-    throw invalid("response_format.json_schema.schema", schema, "a schema");
-  }
+  ensureValid(typeof schema === "object" && schema !== null, "response_format.json_schema.schema", schema, "a schema");
   return { type: "json_schema", schema };
 }

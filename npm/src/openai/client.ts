@@ -9,7 +9,7 @@ import { createChatCompletion } from "./chat.js";
 import type { Client, ClientChatRequest, ModelEntry } from "./client-types.js";
 import { createCompletion, type CompletionRequest } from "./completions.js";
 import { createEmbeddings } from "./embeddings.js";
-import { invalid } from "./errors.js";
+import { ensureValid } from "./errors.js";
 import { fetchFrom } from "./fetch.js";
 
 /** Options of {@link createClient}. */
@@ -31,17 +31,13 @@ export interface ClientOptions {
 export function createClient(options: ClientOptions): Client {
   const { models } = known("createClient", options);
   const created = Math.floor(Date.now() / 1000);
-  if (typeof models !== "object" || models === null) {
-    throw invalid("models", models, "an object of models by their names");
-  }
+  ensureValid(typeof models === "object" && models !== null, "models", models, "an object of models by their names");
   for (const [name, model] of Object.entries(models)) {
     ensure(isChat(model) || isEncoder(model), "option", `models[${JSON.stringify(name)}] is neither a Model nor an Embedder`);
   }
   const entryOf = (id: string): ModelEntry => ({ id, object: "model", created, owned_by: "local" });
   const find = (name: unknown): Model | Embedder => {
-    if (typeof name !== "string") {
-      throw invalid("model", name, "the name of a model");
-    }
+    ensureValid(typeof name === "string", "model", name, "the name of a model");
     const model = Object.hasOwn(models, name) ? models[name] : undefined;
     ensure(model !== undefined, "model_not_found", `there is no model ${JSON.stringify(name)} here`, { param: "model" });
     return model;

@@ -8,7 +8,7 @@ import {
 } from "./common.js";
 import { invalid, unsupported } from "./errors.js";
 import {
-  checkFields, checkFlag, checkNumber, checkSampling, optionsOf, SAMPLING_FIELDS, samplingOf, type Fields, type SamplingFields,
+  anything, checkFields, flag, optionsOf, SAMPLING_FIELDS, samplingOf, whole, type Fields, type SamplingFields,
 } from "./request.js";
 
 /** A text, or its tokens by the model's own ids. */
@@ -44,7 +44,9 @@ export interface Completion extends Head {
   usage?: CompletionUsage | null;
 }
 
-const FIELDS: Fields<CompletionRequest> = { ...SAMPLING_FIELDS, model: true, prompt: true, max_tokens: true, echo: true, logprobs: true };
+const FIELDS: Fields<CompletionRequest> = {
+  ...SAMPLING_FIELDS, model: anything, prompt: anything, max_tokens: whole(0, 2 ** 31 - 1), echo: flag, logprobs: whole(0, 5),
+};
 
 /** Completes texts with the given model, whatever the request names. */
 export async function createCompletion(
@@ -52,10 +54,6 @@ export async function createCompletion(
 ): Promise<Completion | CompletionStream<Completion>> {
   const given = optionsOf("completions.create", options);
   checkFields(request, FIELDS);
-  checkSampling(request);
-  checkNumber("max_tokens", request.max_tokens, 0, 2 ** 31 - 1, "whole number");
-  checkNumber("logprobs", request.logprobs, 0, 5, "whole number");
-  checkFlag("echo", request.echo);
   const { echo, logprobs } = request;
   if (echo === true && typeof logprobs === "number") {
     throw unsupported("logprobs", "logprobs of a prompt, with echo, are not supported");

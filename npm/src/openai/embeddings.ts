@@ -2,8 +2,8 @@
 
 import type { Embedder } from "../embedder.js";
 import type { RequestOptions } from "../types.js";
-import { invalid, unsupported } from "./errors.js";
-import { checkFields, checkNumber, optionsOf, type Fields } from "./request.js";
+import { ensureValid, unsupported } from "./errors.js";
+import { anything, checkFields, optionsOf, whole, type Fields } from "./request.js";
 
 /** A request. The API's other fields are the error `unsupported`, unless they are `null`. */
 export interface EmbeddingRequest {
@@ -26,7 +26,10 @@ export interface EmbeddingResponse {
   usage: { prompt_tokens: number; total_tokens: number };
 }
 
-const FIELDS: Fields<EmbeddingRequest> = { model: true, input: true, encoding_format: true, dimensions: true, user: true };
+const FIELDS: Fields<EmbeddingRequest> = {
+  model: anything, input: anything, dimensions: whole(1, 2 ** 31 - 1), user: anything,
+  encoding_format: (param, value) => ensureValid(value === "float" || value === "base64", param, value, '"float" or "base64"'),
+};
 
 /** Most texts per request, as in OpenAI's API. */
 const MOST_TEXTS = 2048;
@@ -36,10 +39,6 @@ export async function createEmbeddings(embedder: Embedder, request: EmbeddingReq
   const { signal } = optionsOf("embeddings.create", options);
   checkFields(request, FIELDS);
   const { input, encoding_format: format, dimensions } = request;
-  checkNumber("dimensions", dimensions, 1, 2 ** 31 - 1, "whole number");
-  if (format !== undefined && format !== null && format !== "float" && format !== "base64") {
-    throw invalid("encoding_format", format, '"float" or "base64"');
-  }
   if (dimensions !== undefined && dimensions !== null && dimensions !== embedder.info.dims) {
     const { name, dims } = embedder.info;
     throw unsupported("dimensions", `dimensions is ${dimensions}, and the vectors of ${name} have ${dims}: they cannot be cut`);
@@ -61,9 +60,7 @@ function textsOf(input: unknown): string[] {
   if (all.length > 0 && all.every((one) => typeof one === "number" || Array.isArray(one))) {
     throw unsupported("input", "input is of token ids, only texts are supported");
   }
-  if (all.length === 0 || all.length > MOST_TEXTS || !all.every((one) => typeof one === "string")) {
-    throw invalid("input", input, `a text or a list of 1 to ${MOST_TEXTS} texts`);
-  }
+  ensureValid(all.length !== 0 && all.length <= MOST_TEXTS && all.every((one) => typeof one === "string"), "input", input, `a text or a list of 1 to ${MOST_TEXTS} texts`);
   return all;
 }
 

@@ -6,6 +6,13 @@ export function invalid(param: string, found: unknown, expected: string): Tilewr
   return new TilewrightError("option", `${param} is ${shown(found)}, expected ${expected}`, { param });
 }
 
+/** Throws for a value unless the condition holds. */
+export function ensureValid(condition: unknown, param: string, found: unknown, expected: string): asserts condition {
+  if (!condition) {
+    throw invalid(param, found, expected);
+  }
+}
+
 export function unsupported(param: string, message: string): TilewrightError {
   return new TilewrightError("unsupported", message, { param });
 }
