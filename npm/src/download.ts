@@ -329,7 +329,7 @@ export function retryAfter(response: Response): number | undefined {
 /** Throws for an error or a web page. */
 function checkResponse(url: string, response: Response): void {
   if (!response.ok) {
-    const error = refused(url, response.status);
+    const error = httpError(url, response.status, "the server", MEANINGS);
     throw TRANSIENT.has(response.status) ? new Broken(error, retryAfter(response)) : error;
   }
   if (/^(text\/html|application\/xhtml)/.test(response.headers.get("content-type") ?? "")) {
@@ -407,11 +407,15 @@ function unreachable(url: string, cause: unknown): TilewrightError {
   return new TilewrightError("network", `${url} could not be fetched: ${reasons} (${messageOf(cause)})`, { cause });
 }
 
-function refused(url: string, status: number): TilewrightError {
-  const meaning = status === 404 || status === 410 ? "there is no such file"
-    : status === 401 || status === 403 ? "the server does not give it to everyone"
-    : status === 429 ? "the server asks for fewer requests"
-    : status >= 500 ? "the server has a problem" : "the server refuses";
+const MEANINGS = {
+  401: "the server does not give it to everyone", 403: "the server does not give it to everyone",
+  404: "there is no such file", 410: "there is no such file",
+};
+
+/** The error for a response with an error status. */
+export function httpError(url: string, status: number, who: string, meanings: Readonly<Record<number, string>>): TilewrightError {
+  const meaning = meanings[status]
+    ?? (status === 429 ? `${who} asks for fewer requests` : status >= 500 ? `${who} has a problem` : `${who} refuses`);
   return new TilewrightError("http", `${url} could not be fetched: ${meaning} (HTTP status ${status})`, { status });
 }
 

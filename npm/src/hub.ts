@@ -1,6 +1,6 @@
 /** Models on a hub: `hf:owner/repo[/path][:quantisation][@revision]`. */
 
-import { LONGEST_WAIT_MS, retryAfter } from "./download.js";
+import { httpError, LONGEST_WAIT_MS, retryAfter } from "./download.js";
 import { ensure, messageOf, TilewrightError } from "./errors.js";
 import { ownFetch, type Fetch } from "./fetching.js";
 import type { GitBlob } from "./git.js";
@@ -131,7 +131,7 @@ async function list(
         return listingOf(url, await response.text());
       }
       void response.body?.cancel().catch(() => {});
-      error = refused(url, response);
+      error = httpError(url, response.status, "the hub", MEANINGS);
       if (response.status !== 408 && response.status !== 429 && response.status < 500) {
         throw error;
       }
@@ -154,14 +154,11 @@ async function list(
   }
 }
 
-function refused(url: string, { status }: Response): TilewrightError {
-  const meaning = status === 401 ? "the hub wants a valid token, or there is no such repository"
-    : status === 403 ? "the token's account may not read this; the model's page says how to get access"
-    : status === 404 ? "there is no such repository or revision"
-    : status === 429 ? "the hub asks for fewer requests"
-    : status >= 500 ? "the hub has a problem" : "the hub refuses";
-  return new TilewrightError("http", `${url} could not be fetched: ${meaning} (HTTP status ${status})`, { status });
-}
+const MEANINGS = {
+  401: "the hub wants a valid token, or there is no such repository",
+  403: "the token's account may not read this; the model's page says how to get access",
+  404: "there is no such repository or revision",
+};
 
 /** Validates the hub's list. */
 function listingOf(url: string, json: string): Listing {

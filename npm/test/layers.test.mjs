@@ -57,7 +57,6 @@ const ORDER = [
   "worker/kernels",
   "worker/vectors",
   "worker/loaded-model",
-  "worker/loaded-encoder",
   "worker/loaded-engine",
   "worker/loaded-text-model",
   "worker/handlers",
@@ -89,8 +88,6 @@ const ORDER = [
   "openai/chat",
   "openai/completions",
   "openai/embeddings",
-  "openai/client-types",
-  "openai/fetch",
   "openai/client",
 
   "index",

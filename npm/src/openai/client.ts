@@ -1,16 +1,53 @@
-/** OpenAI's client over loaded models. */
+/** OpenAI's client and its HTTP API, over loaded models. */
 
 import type { Embedder } from "../embedder.js";
-import { ensure } from "../errors.js";
+import { ensure, messageOf } from "../errors.js";
+import { decoded } from "../helpers.js";
 import type { Model } from "../model.js";
 import { known } from "../options.js";
 import type { RequestOptions } from "../types.js";
-import { createChatCompletion } from "./chat.js";
-import type { Client, ClientChatRequest, ModelEntry } from "./client-types.js";
-import { createCompletion, type CompletionRequest } from "./completions.js";
-import { createEmbeddings } from "./embeddings.js";
-import { ensureValid } from "./errors.js";
-import { fetchFrom } from "./fetch.js";
+import { createChatCompletion, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./chat.js";
+import { CompletionStream } from "./common.js";
+import { createCompletion, type Completion, type CompletionRequest } from "./completions.js";
+import { createEmbeddings, type EmbeddingRequest, type EmbeddingResponse } from "./embeddings.js";
+import { ensureValid, errorResponse, type ErrorBody } from "./errors.js";
+
+/** A model as the API lists it. */
+export interface ModelEntry {
+  id: string;
+  object: "model";
+  /** When the client was made, in seconds since 1970. */
+  created: number;
+  owned_by: "local";
+}
+
+export type ClientChatRequest = ChatCompletionRequest & { model: string };
+
+/** A client of {@link createClient}. Errors are {@link TilewrightError}s, `model_not_found` for an unknown model. */
+export interface Client {
+  chat: {
+    completions: {
+      create(request: ClientChatRequest & { stream: true }, options?: RequestOptions): Promise<CompletionStream<ChatCompletionChunk>>;
+      create(request: ClientChatRequest & { stream?: false | null }, options?: RequestOptions): Promise<ChatCompletion>;
+      create(request: ClientChatRequest, options?: RequestOptions): Promise<ChatCompletion | CompletionStream<ChatCompletionChunk>>;
+    };
+  };
+  completions: {
+    create(request: CompletionRequest & { stream: true }, options?: RequestOptions): Promise<CompletionStream<Completion>>;
+    create(request: CompletionRequest & { stream?: false | null }, options?: RequestOptions): Promise<Completion>;
+    create(request: CompletionRequest, options?: RequestOptions): Promise<Completion | CompletionStream<Completion>>;
+  };
+  embeddings: { create(request: EmbeddingRequest, options?: RequestOptions): Promise<EmbeddingResponse> };
+  models: {
+    list(): Promise<{ object: "list"; data: ModelEntry[] }>;
+    retrieve(name: string): Promise<ModelEntry>;
+  };
+  /**
+   * Serves other clients in place of the network: `new OpenAI({ baseURL: "http://local/v1", fetch: client.fetch })`. It supports
+   * `chat/completions`, `completions`, `embeddings` and `models` under `/v1/` of any host.
+   */
+  fetch(input: string | URL | Request, init?: RequestInit): Promise<Response>;
+}
 
 /** Options of {@link createClient}. */
 export interface ClientOptions {
@@ -78,4 +115,90 @@ function isChat(model: Model | Embedder): model is Model {
 
 function isEncoder(model: Model | Embedder): model is Embedder {
   return typeof (model as Partial<Embedder> | null)?.embed === "function";
+}
+
+/** A path's handlers, by method. */
+type Route = Partial<Record<string, (body: object, signal: AbortSignal, rest: string) => Promise<unknown>>>;
+
+/** A `fetch` over these calls. */
+function fetchFrom(client: Omit<Client, "fetch">): Client["fetch"] {
+  const routes: [path: RegExp, route: Route][] = [
+    [/^chat\/completions$/, { POST: (body, signal) => client.chat.completions.create(body as never, { signal }) }],
+    [/^completions$/, { POST: (body, signal) => client.completions.create(body as never, { signal }) }],
+    [/^embeddings$/, { POST: (body, signal) => client.embeddings.create(body as never, { signal }) }],
+    [/^models$/, { GET: () => client.models.list() }],
+    [/^models\/(.+)$/, { GET: (_, __, name) => client.models.retrieve(decoded(name)) }],
+  ];
+  return async (input, init) => {
+    const request = new Request(input, init);
+    const { method, signal, url } = request;
+    const path = /\/v1\/(.+)$/.exec(new URL(url).pathname)?.[1] ?? "";
+    const [pattern, route] = routes.find(([pattern]) => pattern.test(path)) ?? [];
+    if (pattern === undefined || route === undefined) {
+      return refusal(404, `nothing answers ${method} ${url} here`, "unknown_url");
+    }
+    const handler = route[method];
+    if (handler === undefined) {
+      return refusal(405, `${url} takes ${Object.keys(route).join()}, and not ${method}`, "method_not_allowed");
+    }
+    let body: unknown = {};
+    if (method === "POST") {
+      const type = request.headers.get("content-type") ?? "application/json";
+      if (!type.startsWith("application/json")) {
+        return refusal(415, `the request is ${type}, expected application/json`, "unsupported_media_type");
+      }
+      try {
+        body = await request.json();
+      } catch (error) {
+        signal.throwIfAborted();
+        return refusal(400, `the request is no JSON: ${messageOf(error)}`, "invalid_json");
+      }
+    }
+    try {
+      const value = await handler(body as object, signal, pattern.exec(path)?.[1] ?? "");
+      return value instanceof CompletionStream ? eventsOf(value, signal) : Response.json(value);
+    } catch (error) {
+      signal.throwIfAborted();
+      const { status, body } = errorResponse(error);
+      return failed(status, body);
+    }
+  };
+}
+
+/** Clients must not retry: the response would be the same. */
+function failed(status: number, body: ErrorBody): Response {
+  return Response.json(body, { status, headers: { "x-should-retry": "false" } });
+}
+
+function refusal(status: number, message: string, code: string): Response {
+  return failed(status, { error: { message, type: "invalid_request_error", param: null, code } });
+}
+
+/** A stream as server-sent events. */
+function eventsOf(stream: CompletionStream<unknown>, signal: AbortSignal): Response {
+  const encoder = new TextEncoder();
+  const event = (data: string): Uint8Array => encoder.encode(`data: ${data}\n\n`);
+  const body = new ReadableStream<Uint8Array>({
+    async pull(controller) {
+      try {
+        const { done, value } = await stream.next();
+        controller.enqueue(event(done === true ? "[DONE]" : JSON.stringify(value)));
+        if (done === true) {
+          controller.close();
+        }
+      } catch (error) {
+        if (signal.aborted) {
+          controller.error(signal.reason);
+        } else {
+          // The status has been sent, so an error is the last event.
+          controller.enqueue(event(JSON.stringify(errorResponse(error).body)));
+          controller.close();
+        }
+      }
+    },
+    async cancel() {
+      await stream.return();
+    },
+  }, { highWaterMark: 0 });
+  return new Response(body, { headers: { "content-type": "text/event-stream", "cache-control": "no-store" } });
 }

@@ -6,8 +6,7 @@ import { freeHandle, Handle, handleOf, placeOf, readyHandle, register } from "./
 import { inspect } from "./inspect.js";
 import { compute, DeviceHandle, measure } from "./kernels.js";
 import { embedderRecipe, modelRecipe, rerankerRecipe } from "./load.js";
-import { LoadedReranker, LoadedEmbedder } from "./loaded-encoder.js";
-import { load, LoadedModel } from "./loaded-model.js";
+import { load, LoadedEmbedder, LoadedModel, LoadedReranker } from "./loaded-model.js";
 import { NOTHING, LoadedTextModel } from "./loaded-text-model.js";
 import { listDevices } from "./place.js";
 import type { CallContext, Handler, Handlers } from "./port.js";

@@ -1,9 +1,11 @@
 /** Loaded models, encoders and rerankers. Each is loaded again when its device is lost. */
 
 import { codeOf, isTrap, messageOf, TilewrightError, toWire } from "../errors.js";
+import { cancelling } from "../helpers.js";
 import { memoryBytes } from "../output-parser.js";
 import type { LoadRequest } from "../protocol.js";
 import type { StoredCopy } from "../source.js";
+import type { Embedder, Reranker } from "../tilewright.js";
 import type { MemoryInfo } from "../types.js";
 import { start } from "../wasm.js";
 import { deleteDamaged } from "./files.js";
@@ -162,6 +164,29 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
     this.#again = again;
   }
 }
+
+/** An encoder or a reranker. Its results depend on the texts alone, so a lost call is repeated. */
+abstract class LoadedEncoder<T extends Embedder | Reranker> extends LoadedModel<T> {
+  get encoder(): T {
+    return this.loaded;
+  }
+
+  /** The result of `work`, which is `undefined` after a cancellation. */
+  run<R>(signal: AbortSignal, work: (loaded: T) => Promise<R | undefined>): Promise<R> {
+    return this.retrying(signal, async () => {
+      const { loaded } = this;
+      const result = await cancelling(signal, () => loaded.cancel(), () => work(loaded));
+      if (result === undefined) {
+        throw signal.reason;
+      }
+      return result;
+    });
+  }
+}
+
+export class LoadedEmbedder extends LoadedEncoder<Embedder> {}
+
+export class LoadedReranker extends LoadedEncoder<Reranker> {}
 
 /** Loads onto a new device or the one that the request names. Resolves to the facts of what was loaded. */
 export function load<T extends Loadable, R extends LoadedModel<T>>(
