@@ -5,8 +5,8 @@ import { openDevice } from "./kernels.js";
 import { known } from "./options.js";
 
 /**
- * Measures a device in a worker of its own: some seconds on a GPU, up to a minute on a software adapter. Sizes adapt to the device, so that no
- * dispatch takes over 100 ms.
+ * Measures a device in a worker of its own: some seconds on a GPU, up to a minute on a software adapter. Sizes adapt
+ * to the device, so that no dispatch takes over 100 ms.
  *
  * @throws {@link TilewrightError}, or the reason of `options.signal`; TypeError for an unknown option.
  */

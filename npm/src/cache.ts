@@ -4,8 +4,8 @@ import { attempt, storeIfAny } from "./store.js";
 import type { CacheEntry } from "./types.js";
 
 /**
- * Downloaded files in the browser's storage for this origin, by address. `Model.cached` lists models. Empty where there is no storage (Node,
- * Deno, some private windows).
+ * Downloaded files in the browser's storage for this origin, by address. `Model.cached` lists models. Empty where
+ * there is no storage (Node, Deno, some private windows).
  */
 export const cache = {
   /** All downloads, the newest first. The next load continues those with `complete: false`. */

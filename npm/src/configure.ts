@@ -10,7 +10,8 @@ export type FileUrls = { [K in keyof ConfigureOptions]?: string };
 let urls: FileUrls = {};
 
 /**
- * Sets the addresses of the package's files for all workers that start later. Others stay as they are; `undefined` is beside the package.
+ * Sets the addresses of the package's files for all workers that start later. Others stay as they are; `undefined` is
+ * beside the package.
  *
  * @throws TilewrightError `option` for an invalid address.
  */

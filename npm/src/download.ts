@@ -23,7 +23,7 @@ export interface DownloadOptions extends Asking {
   httpCache: RequestCache;
   /** Only requests the file's version; the first read opens the connection. */
   lazily?: boolean;
-  /** Requests a piece at a time, because little of the file is needed; each is as large as all before it, within bounds. */
+  /** Requests a piece at a time, for a small part of the file; each is as large as all before it, within bounds. */
   inPieces?: boolean;
   /** Called before a broken connection is opened again. */
   onReconnect(message: string): void;
@@ -375,7 +375,7 @@ function versionOf(response: Response, offset: number, isPiece = false): FileVer
   return defined({ size, etag: response.headers.get("etag") ?? undefined, lastModified: response.headers.get("last-modified") ?? undefined });
 }
 
-/** Whether a partial response begins at the offset. Other origins may hide the header; then `isLikely`, by the length, decides. */
+/** Whether a partial response begins at the offset. `isLikely` decides where another origin hides the header. */
 function startsAt(response: Response, offset: number, isLikely: boolean): boolean {
   const range = /^bytes (\d+)-\d+\/(?:\d+|\*)$/.exec(response.headers.get("content-range") ?? "");
   return range === null ? !response.headers.has("content-range") && isLikely : Number(range[1]) === offset;

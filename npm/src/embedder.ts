@@ -11,7 +11,8 @@ import { specOf } from "./spec.js";
 import type { EmbedderInfo, EmbedOptions, ModelSource, PromptOptions } from "./types.js";
 
 /**
- * A text encoder (BERT, RoBERTa and what sentence-transformers makes of them), loaded onto a device in a worker of its own.
+ * A text encoder (BERT, RoBERTa and what sentence-transformers makes of them), loaded onto a device in a worker of its
+ * own.
  *
  * ```ts
  * const embedder = await Embedder.load("https://example.org/all-MiniLM-L6-v2/");

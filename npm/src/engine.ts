@@ -26,8 +26,8 @@ const collected = finalizer<{ connection: Connection; engine: number }>(({ conne
  * engine.free();
  * ```
  *
- * A text does not depend on other requests. A model's own `generate` sums in another order, so it may differ where two tokens are almost
- * equally likely.
+ * A text does not depend on other requests. A model's own `generate` sums in another order, so it may differ where two
+ * tokens are almost equally likely.
  */
 export class Engine {
   readonly #model: Loaded<ModelInfo>;
@@ -62,7 +62,8 @@ export class Engine {
    * Continues a conversation, rendered by the model's chat template.
    *
    * @throws TypeError, at once, for an unknown option.
-   * @throws {@link TilewrightError} from the generation: `template` as of {@link Model.chat}, `busy` if the queue is full.
+   * @throws {@link TilewrightError} from the generation: `template` as of {@link Model.chat}, `busy` if the queue is
+   * full.
    */
   chat(messages: readonly ChatMessage[], options: EngineChatOptions = {}): Generation {
     const spec = chatSpec(messages, known("Engine.chat", options));

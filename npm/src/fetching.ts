@@ -1,4 +1,4 @@
-/** A caller's own `fetch` for the worker's downloads: it runs in the caller's thread, and the worker pulls each piece of a response. */
+/** A caller's own `fetch`: it runs in the caller's thread, and the worker pulls each piece of a response. */
 
 import { messageOf } from "./errors.js";
 import { defined } from "./helpers.js";
@@ -12,8 +12,8 @@ const MOST_REDIRECTS = 10;
 let seesRedirects = true;
 
 /**
- * `fetch` that does not send `Authorization` to another origin. Older engines do after redirects: where these are visible, they are followed
- * here, and never from HTTPS to HTTP.
+ * `fetch` that does not send `Authorization` to another origin. Older engines do after redirects: where these are
+ * visible, they are followed here, and never from HTTPS to HTTP.
  */
 export const ownFetch: Fetch = async (url, init = {}) => {
   const headers = new Headers(init.headers);

@@ -49,8 +49,8 @@ export function chatSpec(messages: readonly ChatMessage[], options: ChatOptions)
 /**
  * A running generation. Iterate over its pieces, or await {@link Generation.text}.
  *
- * Leaving the loop early stops the generation, as {@link Generation.stop} does. An abort makes the loop, `text()` and `result` throw the
- * signal's reason.
+ * Leaving the loop early stops the generation, as {@link Generation.stop} does. An abort makes the loop, `text()` and
+ * `result` throw the signal's reason.
  */
 export class Generation implements AsyncIterable<Piece> {
   readonly result: Promise<GenerateResult>;
@@ -100,8 +100,8 @@ export class Generation implements AsyncIterable<Piece> {
   }
 
   /**
-   * Ends the generation after the current token. The loop ends, `text()` is the text so far, and `result` has the reason `cancelled`. A queued
-   * generation ends without any text.
+   * Ends the generation after the current token. The loop ends, `text()` is the text so far, and `result` has the
+   * reason `cancelled`. A queued generation ends without any text.
    */
   stop(): void {
     this.#ending.abort();

@@ -76,8 +76,8 @@ function limitsOf({ limits }: GpuAdapter): Record<string, number> {
 let wrapped: AdapterPrototype["requestDevice"] | undefined;
 
 /**
- * Gives every opened device the feature `subgroups` if its adapter has it. wgpu 30 cannot request it (gfx-rs/wgpu#10146); remove this when it
- * can.
+ * Gives every opened device the feature `subgroups` if its adapter has it. wgpu 30 cannot request it
+ * (gfx-rs/wgpu#10146); remove this when it can.
  */
 export function requestSubgroups(wanted: boolean): void {
   const prototype = (globalThis as { GPUAdapter?: { prototype: AdapterPrototype } }).GPUAdapter?.prototype;

@@ -60,8 +60,8 @@ export function isHubAddress(text: string): boolean {
 /**
  * The files of an address, from the hub's list or, without a response, from the stored files.
  *
- * @throws {@link TilewrightError}: `option` for an invalid address or one without a model, `http` or `network` if the hub refuses or does
- * not respond, `format` if its response is invalid; or the signal's reason.
+ * @throws {@link TilewrightError}: `option` for an invalid address or one without a model, `http` or `network` if the
+ * hub refuses or does not respond, `format` if its response is invalid; or the signal's reason.
  */
 export async function hubSpec(
   text: string, options: HubOptions & { fetch?: Fetch }, signal: AbortSignal | undefined, wanted: Wanted = "model",

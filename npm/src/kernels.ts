@@ -91,8 +91,8 @@ function copied(kernel: string, operand: string, data: unknown): Float32Array<Ar
 /**
  * A device that runs kernels. The functions beside it share a device that is opened on first use.
  *
- * With `keep: true` a kernel's result stays on the device as a {@link DeviceTensor}, and the call resolves once the kernel is submitted. Its
- * errors appear when a result is read.
+ * With `keep: true` a kernel's result stays on the device as a {@link DeviceTensor}, and the call resolves once the
+ * kernel is submitted. Its errors appear when a result is read.
  */
 export class Kernels extends WorkerObject {
   /** @internal */
@@ -142,8 +142,8 @@ export class Kernels extends WorkerObject {
   }
 
   /**
-   * Causal attention. `q` is `[T, nHeads * headDim]`, `k` and `v` are `[S, nKvHeads * headDim]`; the last of the `T` queries attends to all
-   * `S` keys, each query before it to one key less.
+   * Causal attention. `q` is `[T, nHeads * headDim]`, `k` and `v` are `[S, nKvHeads * headDim]`; the last of the `T`
+   * queries attends to all `S` keys, each query before it to one key less.
    */
   attention<O extends AttentionOptions & Keep>(q: KernelOperand, k: KernelOperand, v: KernelOperand, options: O): Result<O> {
     const { nHeads, nKvHeads = nHeads, headDim } = options;

@@ -14,32 +14,33 @@ export interface CommonLoadOptions extends SourceOptions, KernelOptions {
   /** Replaces `fetch` for all requests of the load. It runs in the caller's thread, which also reads the responses. */
   fetch?: (url: string, init?: RequestInit) => Promise<Response>;
   /**
-   * Called about ten times a second while bytes arrive, and at the end of each phase; also when the model is loaded again because of a
-   * lost device or a damaged stored copy.
+   * Called about ten times a second while bytes arrive, and at the end of each phase; also when the model is loaded
+   * again because of a lost device or a damaged stored copy.
    */
   onProgress?: (progress: Progress) => void;
   /** Aborts the load and frees its memory. Downloaded bytes stay for the next load if `cache` is on. */
   signal?: AbortSignal | undefined;
   /**
-   * A loaded object whose worker and device this one shares, with its memory and limits. Default: a worker and a device of its own, as
-   * `device`, `tier` and `subgroups` say.
+   * A loaded object whose worker and device this one shares, with its memory and limits. Default: a worker and a
+   * device of its own, as `device`, `tier` and `subgroups` say.
    */
   on?: AnyLoaded | undefined;
   /**
-   * Whether all tabs of the site that load this address with the same options share one model. When the tab that has it is closed, another
-   * one loads it, and generations continue with the same tokens. Ignored in Node and Deno. Default `false`.
+   * Whether all tabs of the site that load this address with the same options share one model. When the tab that has
+   * it is closed, another one loads it, and generations continue with the same tokens. Ignored in Node and Deno.
+   * Default `false`.
    */
   shared?: boolean;
   /** Whether downloads are stored in the browser and read from there. Ignored in Node and Deno. Default `true`. */
   cache?: boolean;
   /**
-   * Whether stored downloads are compared with their SHA-256, after the load, while the model is idle. A damaged copy is deleted and
-   * downloaded again, and the model loaded from it, with the notice `cache_damaged`. Default `true`.
+   * Whether stored downloads are compared with their SHA-256, after the load, while the model is idle. A damaged copy
+   * is deleted and downloaded again, and the model loaded from it, with the notice `cache_damaged`. Default `true`.
    */
   verify?: boolean;
   /**
-   * Most bytes of weights, cache and activations. Default: the device's limit. A {@link Model} that exceeds it reads some weights from its
-   * files in each pass, if these are local or stored.
+   * Most bytes of weights, cache and activations. Default: the device's limit. A {@link Model} that exceeds it reads
+   * some weights from its files in each pass, if these are local or stored.
    */
   memoryLimit?: number;
 }
@@ -47,13 +48,13 @@ export interface CommonLoadOptions extends SourceOptions, KernelOptions {
 /** Options of {@link Model.load}. */
 export interface LoadOptions extends CommonLoadOptions {
   /**
-   * Whether to measure the fastest kernels for this model on the GPU: about two seconds, more on slow GPUs or compilers. Results do not
-   * change. The choices are stored in the browser and used by later loads. Default `false`.
+   * Whether to measure the fastest kernels for this model on the GPU: about two seconds, more on slow GPUs or
+   * compilers. Results do not change. The choices are stored in the browser and used by later loads. Default `false`.
    */
   tune?: boolean;
   /**
-   * Context length in tokens, or `"auto"`: whatever `memoryLimit` or the machine's memory allows, where that is known. Default: the trained
-   * context length, at most 4096.
+   * Context length in tokens, or `"auto"`: whatever `memoryLimit` or the machine's memory allows, where that is known.
+   * Default: the trained context length, at most 4096.
    */
   contextLength?: number | "auto";
   /** Type of cached keys and values. Default `"f16"`. */
@@ -65,8 +66,8 @@ export interface LoadOptions extends CommonLoadOptions {
 /** A LoRA adapter. Options of addresses and digests are those of its source; the model's do not apply to it. */
 export interface AdapterOptions extends SourceOptions {
   /**
-   * A GGUF file as of {@link ModelSource}; or the files of PEFT: an address or a path that ends in `/`, or a list of `adapter_config.json`
-   * and `adapter_model.safetensors`.
+   * A GGUF file as of {@link ModelSource}; or the files of PEFT: an address or a path that ends in `/`, or a list of
+   * `adapter_config.json` and `adapter_model.safetensors`.
    */
   source: ModelSource;
   /** Strength, multiplied with the file's own. Default 1. */
@@ -101,7 +102,7 @@ export interface RerankerOptions extends CommonLoadOptions, RerankerSettings {}
 
 /** The device of vectors. */
 export interface KeptOptions extends KernelOptions {
-  /** A loaded object, such as the encoder of the vectors, whose worker and device to share. Default: a device of its own. */
+  /** A loaded object, such as the vectors' encoder, whose worker and device to share. Default: its own ones. */
   on?: AnyLoaded | undefined;
 }
 
@@ -125,6 +126,6 @@ export interface LoadIndexOptions extends KeptOptions, HubOptions, Pick<CommonLo
 
 /** Options of {@link Mol.load}. */
 export interface MolOptions extends KeptOptions, SourceOptions, Pick<CommonLoadOptions, "cache" | "signal"> {
-  /** Storage of items' components. Default `f32`. The others take a half and little more than a quarter of the memory, and round. */
+  /** Storage of items' components. Default `f32`; see {@link IndexOptions}. */
   storage?: VectorStorage;
 }

@@ -38,14 +38,14 @@ export abstract class WorkerObject {
   }
 
   /**
-   * Destroys the GPU device, as a driver's reset would. For tests of what happens then: the next work of a model opens another device and
-   * loads the model again. Does nothing on the CPU.
+   * Destroys the GPU device, as a driver's reset would. For tests of what happens then: the next work of a model opens
+   * another device and loads the model again. Does nothing on the CPU.
    */
   async destroyDevice(): Promise<void> {
     await this.call("destroyDevice", {});
   }
 
-  /** Frees it, and its device and worker if nothing else uses them. Pending and later calls are rejected with `disposed`. */
+  /** Frees it, and its device and worker after their last use. Pending and later calls reject with `disposed`. */
   free(): void {
     void this[Symbol.asyncDispose]();
   }

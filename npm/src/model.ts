@@ -46,24 +46,26 @@ export class Model extends Loaded<ModelInfo> {
     return Model.#load(await specOf(source, given.signal, given), given);
   }
 
-  /** Models that are known to run, with addresses for `Model.load` or, for the use `embed`, `Embedder.load`. Fetches nothing. */
+  /** Models that are known to run, with addresses for `Model.load` or, with the use `embed`, `Embedder.load`. */
   static list(): KnownModel[] {
     return table.models.map(({ size_bytes: sizeBytes, cache_bytes_per_token: cacheBytesPerToken, max_context_length: maxContextLength, ...model }) =>
       ({ ...model, sizeBytes, cacheBytesPerToken, maxContextLength }));
   }
 
   /**
-   * Facts from the headers of a model, an encoder or a reranker, and whether it fits here. Only headers are fetched, but a whole `Response`.
+   * Facts from the headers of a model, an encoder or a reranker, and whether it fits here. Only headers are fetched,
+   * but a whole `Response`.
    *
-   * @throws {@link TilewrightError}, as a load does for broken or absent files, but not for unsupported ones; or the reason of `options.signal`.
+   * @throws {@link TilewrightError}, as a load does for broken or absent files, but not for unsupported ones; or the
+   * reason of `options.signal`.
    */
   static inspect(source: ModelSource, options: InspectOptions = {}): Promise<ModelReport> {
     return inspectModel(source, options);
   }
 
   /**
-   * Models, encoders and rerankers in the browser's storage for this origin, the latest load first. Those with `complete: false` were
-   * interrupted. Empty where there is no storage, as in Node and Deno. `cache` lists files.
+   * Models, encoders and rerankers in the browser's storage for this origin, the latest load first. Those with
+   * `complete: false` were interrupted. Empty where there is no storage, as in Node and Deno. `cache` lists files.
    */
   static cached(): Promise<CachedModel[]> {
     return cachedModels();
@@ -72,8 +74,8 @@ export class Model extends Loaded<ModelInfo> {
   /**
    * Downloads a model, or the rest of it, into the browser's storage for a later load.
    *
-   * @throws {@link TilewrightError}: `storage` without a storage, as in Node and Deno; `quota` without room; those of downloads. Or the reason
-   * of `options.signal`.
+   * @throws {@link TilewrightError}: `storage` without a storage, as in Node and Deno; `quota` without room; those of
+   * downloads. Or the reason of `options.signal`.
    */
   static prefetch(source: ModelSource, options: PrefetchOptions = {}): Promise<void> {
     return prefetchModel(source, options);
@@ -101,7 +103,8 @@ export class Model extends Loaded<ModelInfo> {
   }
 
   /**
-   * Continues a text or a sequence of tokens. The common prefix with the previous sequence is not computed again. It starts at once.
+   * Continues a text or a sequence of tokens. The common prefix with the previous sequence is not computed again. It
+   * starts at once.
    *
    * @throws TypeError, at once, for an unknown option.
    */
@@ -111,10 +114,12 @@ export class Model extends Loaded<ModelInfo> {
   }
 
   /**
-   * Continues a conversation, rendered by the model's chat template. Pass all messages each time: the unchanged ones are not computed again.
+   * Continues a conversation, rendered by the model's chat template. Pass all messages each time: the unchanged ones
+   * are not computed again.
    *
    * @throws TypeError, at once, for an unknown option.
-   * @throws {@link TilewrightError} `template` from the generation if the model has no chat template, or one that refuses the messages.
+   * @throws {@link TilewrightError} `template` from the generation if the model has no chat template, or one that
+   * refuses the messages.
    */
   chat(messages: readonly ChatMessage[], options: ChatOptions = {}): Generation {
     const spec = chatSpec(messages, known("chat", options));
@@ -122,22 +127,22 @@ export class Model extends Loaded<ModelInfo> {
   }
 
   /**
-   * Makes an engine, which batches generations: each pass reads the weights once for all of them. It has a KV cache of its own, which counts
-   * towards `memoryLimit`.
+   * Makes an engine, which batches generations: each pass reads the weights once for all of them. It has a KV cache of
+   * its own, which counts towards `memoryLimit`.
    *
-   * @throws {@link TilewrightError}: `option` for an option out of range, and for a shared model; `memory` if the cache does not fit. TypeError
-   * for an unknown option.
+   * @throws {@link TilewrightError}: `option` for an option out of range, and for a shared model; `memory` if the
+   * cache does not fit. TypeError for an unknown option.
    */
   async engine(options: EngineOptions = {}): Promise<Engine> {
     return Engine.of(this, known("Model.engine", options));
   }
 
   /**
-   * Stores the KV cache of the latest sequence in the browser. Later prompts of the same model on this origin that begin alike continue from
-   * there, with the same text. `sessions` lists and deletes stored sessions.
+   * Stores the KV cache of the latest sequence in the browser. Later prompts of the same model on this origin that
+   * begin alike continue from there, with the same text. `sessions` lists and deletes stored sessions.
    *
-   * @throws {@link TilewrightError}: `storage` without a storage, as in Node and in Deno without `--location`; `quota` without room; `option` if
-   * nothing was generated, or with `cache: false`.
+   * @throws {@link TilewrightError}: `storage` without a storage, as in Node and in Deno without `--location`; `quota`
+   * without room; `option` if nothing was generated, or with `cache: false`.
    */
   async saveSession(options: SaveSessionOptions = {}): Promise<KeptSession> {
     const { maxBytes = 2 ** 30 } = known("saveSession", options);
@@ -146,7 +151,8 @@ export class Model extends Loaded<ModelInfo> {
   }
 
   /**
-   * The duration of each dispatch of a pass. The pass over the latest token is repeated, one dispatch at a time, without effect on the sequence.
+   * The duration of each dispatch of a pass. The pass over the latest token is repeated, one dispatch at a time,
+   * without effect on the sequence.
    *
    * @throws {@link TilewrightError} `option` if nothing was generated.
    */
@@ -155,11 +161,11 @@ export class Model extends Loaded<ModelInfo> {
   }
 
   /**
-   * Attention weights of one head: of the latest tokens over the whole sequence. The latest tokens are computed again for it, without effect
-   * on the sequence.
+   * Attention weights of one head: of the latest tokens over the whole sequence. The latest tokens are computed again
+   * for it, without effect on the sequence.
    *
-   * @throws {@link TilewrightError} `option` for an absent layer or head, for a layer without keys (of a partly recurrent model), for no queries
-   * or for more than 16 million weights, and if nothing was generated.
+   * @throws {@link TilewrightError} `option` for an absent layer or head, for a layer without keys (of a partly
+   * recurrent model), for no queries or for more than 16 million weights, and if nothing was generated.
    */
   async attention(options: HeadOptions): Promise<HeadWeights> {
     const { layer, head, lastQueries = 64 } = known("Model.attention", options);

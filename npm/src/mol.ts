@@ -11,8 +11,8 @@ import type { FileSource, Hit, MolInfo, MolSearchOptions } from "./types.js";
 import { VectorCollection, makeIn } from "./vector-collection.js";
 
 /**
- * Items on a device, and their search by a mixture of logits (MoL), a learned similarity: Ding & Zhai 2024, "Retrieval with Learned
- * Similarities", arXiv:2407.15462.
+ * Items on a device, and their search by a mixture of logits (MoL), a learned similarity: Ding & Zhai 2024, "Retrieval
+ * with Learned Similarities", arXiv:2407.15462.
  *
  * ```ts
  * const mol = await Mol.load("https://example.org/mol.safetensors", { on: embedder });
@@ -21,15 +21,16 @@ import { VectorCollection, makeIn } from "./vector-collection.js";
  * console.log(hits.map(({ id, score }) => [texts[id], score]));
  * ```
  *
- * Ids count the items as they are appended; items that were appended together are searched faster. Calls run in turn. After its device is
- * lost, calls are rejected with `device_lost`.
+ * Ids count the items as they are appended; items that were appended together are searched faster. Calls run in turn.
+ * After its device is lost, calls are rejected with `device_lost`.
  */
 export class Mol extends VectorCollection<MolInfo> {
   /**
-   * Loads a mixture without items from a safetensors file with the names of RAILS. `hf:owner/repo/path` is a file on a hub, `hf:owner/repo` the
-   * only one there. `info.model` is the encoder that it was trained on, if the file names it.
+   * Loads a mixture without items from a safetensors file with the names of RAILS. `hf:owner/repo/path` is a file on a
+   * hub, `hf:owner/repo` the only one there. `info.model` is the encoder that it was trained on, if the file names it.
    *
-   * @throws {@link TilewrightError}: `format` or `config` for another kind of file; those of downloads; or the reason of `options.signal`.
+   * @throws {@link TilewrightError}: `format` or `config` for another kind of file; those of downloads; or the reason
+   * of `options.signal`.
    */
   static async load(source: FileSource, options: MolOptions = {}): Promise<Mol> {
     const { storage, cache = true, signal, revision, token, headers, endpoint, sha256, ...place } = known("Mol.load", options);

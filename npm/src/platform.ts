@@ -1,6 +1,6 @@
 /** The platform, and modules that exist only there. */
 
-/** Whether this is a page of Electron or NW.js: it has Node's `process`, but is a browser's. Their main processes are Node. */
+/** Whether this is a page of Electron or NW.js, which has Node's `process`. Their main processes are Node. */
 function isDesktopPage(): boolean {
   const { versions, type } = process as { versions: Partial<Record<string, string>>; type?: string };
   return versions["electron"] !== undefined ? type === "renderer" || type === "worker" : versions["nw"] !== undefined && "document" in globalThis;
@@ -22,13 +22,13 @@ export function importHidden<T>(name: string): Promise<T> {
   return import(/* @vite-ignore */ /* webpackIgnore: true */ name) as Promise<T>;
 }
 
-/** The address of a file beside the package, for Node. Bundlers must not see it: they would copy the file into a page. */
+/** The address of a file beside the package, for Node. Bundlers that saw it would copy the file into a page. */
 export function besidePackage(name: string): URL {
   // webpack would read a plain `import.meta.url` as a request for any file of the folder.
   return new URL(name, String(import.meta.url));
 }
 
-/** The input of a WASM module's `init`: its address, or in Node its bytes; `undefined` for the file beside the worker, which bundlers see. */
+/** The argument of a WASM module's `init`: an address, or bytes in Node; `undefined`: the file beside the worker. */
 export async function wasmAt(url: string | undefined, name: string): Promise<string | Uint8Array<ArrayBuffer> | undefined> {
   const file = isNode ? url ?? besidePackage(name).href : undefined;
   if (file === undefined || !file.startsWith("file:")) {

@@ -11,7 +11,8 @@ import { specOf } from "./spec.js";
 import type { ModelSource, Ranked, RerankerInfo, RerankOptions } from "./types.js";
 
 /**
- * A reranker (cross-encoder), loaded onto a device in a worker of its own: it reads a query together with each document.
+ * A reranker (cross-encoder), loaded onto a device in a worker of its own: it reads a query together with each
+ * document.
  *
  * ```ts
  * const reranker = await Reranker.load("https://example.org/ms-marco-MiniLM-L6-v2/");

@@ -106,10 +106,11 @@ export class Sessions {
   }
 
   /**
-   * Stores a session. It replaces the sessions that it continues. Then the least recently used ones are deleted while all exceed `maxBytes`
-   * or the browser's room.
+   * Stores a session. It replaces the sessions that it continues. Then the least recently used ones are deleted while
+   * all exceed `maxBytes` or the browser's room.
    *
-   * @throws {@link TilewrightError}: `quota` if it does not fit by itself, `storage` if the storage fails or another tab is writing it.
+   * @throws {@link TilewrightError}: `quota` if it does not fit by itself, `storage` if the storage fails or another
+   * tab is writing it.
    */
   async save(model: string, tokens: Uint32Array, begin: () => SessionContent, maxBytes: number, newDigest: NewDigest): Promise<KeptSession> {
     let content = begin();
@@ -160,8 +161,8 @@ export class Sessions {
   }
 
   /**
-   * The session with most of a prompt, if it saves enough beyond the first `nKnown` tokens to be worth reading. Damaged ones are deleted, and
-   * `onDamaged` is called.
+   * The session with most of a prompt, if it saves enough beyond the first `nKnown` tokens to be worth reading.
+   * Damaged ones are deleted, and `onDamaged` is called.
    */
   async find(
     model: string, ids: Uint32Array, nKnown: number, { mostTokens, mostBack }: SessionLimits, newDigest: NewDigest, onDamaged: () => void,
@@ -275,8 +276,8 @@ async function write(file: StoredFile, record: SessionRecord, content: SessionCo
 }
 
 /**
- * Sessions that {@link Model.saveSession} has stored for this origin. They contain their texts. Empty where there is no storage (Node, Deno
- * without `--location`, some private windows).
+ * Sessions that {@link Model.saveSession} has stored for this origin. They contain their texts. Empty where there is
+ * no storage (Node, Deno without `--location`, some private windows).
  */
 export const sessions = {
   /** All of them, the latest use first. */

@@ -1,6 +1,7 @@
 /**
- * One model for all tabs of a site. The tab with a lock leads: its worker has the model, and serves the other tabs over a channel. When it is
- * gone, the browser gives the lock to another tab, which loads the model and continues all pending calls.
+ * One model for all tabs of a site. The tab with a lock leads: its worker has the model, and serves the other tabs
+ * over a channel. When it is gone, the browser gives the lock to another tab, which loads the model and continues all
+ * pending calls.
  */
 
 import { Connection, type CallOptions } from "./connection.js";

@@ -222,8 +222,8 @@ function shardsOf(index: string, where: string): string[] {
 }
 
 /**
- * Opens the files of a Hugging Face folder on a server. All are requested at the same time; absent ones are requested again after a day, or
- * when the folder has changed.
+ * Opens the files of a Hugging Face folder on a server. All are requested at the same time; absent ones are requested
+ * again after a day, or when the folder has changed.
  */
 async function openFolder(folder: string, pins: Pins | undefined, context: OpenContext): Promise<ModelFile[]> {
   ensure(typeof pins !== "string",

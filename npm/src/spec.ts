@@ -13,7 +13,8 @@ import type { FileSource, HubOptions, ModelSource, SourceOptions } from "./types
 /**
  * The files of a source, with absolute addresses. The bytes of a `Response` are awaited.
  *
- * @throws {@link TilewrightError}: `option` for an invalid source, `http` or `network` for a response that fails; or the signal's reason.
+ * @throws {@link TilewrightError}: `option` for an invalid source, `http` or `network` for a response that fails; or
+ * the signal's reason.
  */
 export async function specOf(
   source: ModelSource, signal: AbortSignal | undefined, options: SourceOptions & { fetch?: Fetch } = {}, wanted: Wanted = "model",

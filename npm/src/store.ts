@@ -1,9 +1,10 @@
 /**
  * The browser's storage for downloads: the origin private file system, or Cache Storage where that is missing.
  *
- * A download is a record and its bytes, both named after the SHA-256 of the address. The record is authoritative: it is written as
- * incomplete before the first byte, updated as bytes are flushed, and `complete` only when all bytes and the digest are known.
- * Each address has two slots, so that a complete copy stays until its successor is complete. Writers hold the file's Web Lock.
+ * A download is a record and its bytes, both named after the SHA-256 of the address. The record is authoritative: it
+ * is written as incomplete before the first byte, updated as bytes are flushed, and `complete` only when all bytes and
+ * the digest are known. Each address has two slots, so that a complete copy stays until its successor is complete.
+ * Writers hold the file's Web Lock.
  */
 
 import { codeOf, ensure, messageOf, TilewrightError } from "./errors.js";
@@ -55,12 +56,12 @@ const PIECE_BYTES = 16 << 20;
 
 const READ_ATTEMPTS = 5;
 
-/** Opens the storage for downloads. Throws `storage` with the reason where there is none, as in some private windows. */
+/** Opens the storage for downloads. Throws `storage` where there is none, as in some private windows. */
 export async function openStore(): Promise<Store> {
   return openFolder(FOLDER, true);
 }
 
-/** Opens a storage of another name; `undefined` if there is none and `make` is false. Throws `storage` as {@link openStore}. */
+/** Opens another storage; `undefined` if it is absent and `make` is false. Throws as {@link openStore}. */
 export function openFolder(folder: string, make: true): Promise<Store>;
 export function openFolder(folder: string, make: boolean): Promise<Store | undefined>;
 export async function openFolder(folder: string, make: boolean): Promise<Store | undefined> {
@@ -154,7 +155,7 @@ export class Store {
     }
   }
 
-  /** Claims a download: shared to read a complete one, exclusive to write. Returns `undefined` while another tab holds it for long. */
+  /** Claims a download: shared to read a complete one, exclusive to write; `undefined` if another tab holds it. */
   async claim(url: string, mode: "shared" | "exclusive", signal?: AbortSignal): Promise<StoredFile | undefined> {
     const key = await sha256Of(storedAddress(url));
     return this.#open(url, key, await lock(key, mode, signal));
@@ -269,8 +270,8 @@ export class StoredFile {
   }
 
   /**
-   * Begins to write beside a complete copy, or continues after `record.stored` bytes. The complete copy is deleted if there is no room for
-   * both.
+   * Begins to write beside a complete copy, or continues after `record.stored` bytes. The complete copy is deleted if
+   * there is no room for both.
    *
    * @throws {@link TilewrightError} `quota` if there is no room for the record's size.
    */
@@ -413,8 +414,8 @@ function parseRecord(text: string): StoredRecord | undefined {
 }
 
 /**
- * Files that are being opened to write. Chromium never settles the promise of `createSyncAccessHandle` if the file's handle is garbage
- * collected before the response, and an `await` alone does not keep the handle alive.
+ * Files that are being opened to write. Chromium never settles the promise of `createSyncAccessHandle` if the file's
+ * handle is garbage collected before the response, and an `await` alone does not keep the handle alive.
  */
 const opening = new Set<FileSystemFileHandle>();
 

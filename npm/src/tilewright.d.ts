@@ -26,7 +26,7 @@ export class Device {
   takeNotices(): string[];
   destroy(): void;
   free(): void;
-  /** Benchmarks the device; `half` is the same adapter in the tier `f16`, which the call frees. Rows and result are JSON. */
+  /** `half` is the same adapter in the tier `f16`, which the call frees. Rows and result are JSON. */
   bench(half: Device | undefined, quick: boolean, onRow: (json: string, done: number, total: number) => void): Promise<string>;
   upload(data: Float32Array, shape?: Uint32Array): Promise<DeviceTensor>;
   matmul(a: DeviceTensor, b: DeviceTensor, m: number, n: number, k: number): DeviceTensor;

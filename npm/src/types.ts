@@ -7,14 +7,15 @@ export type FileSource = string | URL | Blob | ArrayBuffer | Uint8Array | Respon
  * Where a model comes from.
  *
  * - an address, a `Blob`/`File`, an `ArrayBuffer`, a `Uint8Array` or a `Response`: a GGUF file,
- * - an address that ends in `/`, and in Node and Deno a folder's path: a Hugging Face folder with `config.json`, `tokenizer.json`
- *   and `*.safetensors`, and the files of sentence-transformers,
+ * - an address that ends in `/`, and in Node and Deno a folder's path: a Hugging Face folder with `config.json`,
+ *   `tokenizer.json` and `*.safetensors`, and the files of sentence-transformers,
  * - an array: all shards of a split GGUF in order, or the files of a Hugging Face folder in any order, as from an
  *   `<input webkitdirectory>`. Bytes and unnamed `Blob`s count as GGUF,
- * - `hf:owner/repo[/path][:quantisation][@revision]`: a model on Hugging Face, by default in its best usual quantisation.
+ * - `hf:owner/repo[/path][:quantisation][@revision]`: a model on Hugging Face, by default in its best usual
+ *   quantisation.
  *
- * Relative addresses are resolved against the page. In Node and Deno a string that is not an `http:`, `https:`, `file:`, `data:` or
- * `blob:` address is a path.
+ * Relative addresses are resolved against the page. In Node and Deno a string that is not an `http:`, `https:`,
+ * `file:`, `data:` or `blob:` address is a path.
  */
 export type ModelSource = FileSource | readonly FileSource[];
 
@@ -22,7 +23,8 @@ export type ModelSource = FileSource | readonly FileSource[];
 export type DeviceChoice = "auto" | "gpu" | "cpu";
 
 /**
- * A family of kernels. Default: the fastest exact one that the adapter offers; `f16` rounds activations in the matrix products of prompts.
+ * A family of kernels. Default: the fastest exact one that the adapter offers; `f16` rounds activations in the matrix
+ * products of prompts.
  */
 export type Tier = "baseline" | "f16" | "subgroups" | "scalar";
 
@@ -44,7 +46,7 @@ export interface HubOptions {
   revision?: string;
   /** Access token of an account. It is sent to the hub, and not to redirect targets. */
   token?: string;
-  /** Headers of all requests to the hub. Redirects to other hosts keep them but for `Authorization` (old browsers keep it). */
+  /** Headers of all requests to the hub. Redirects to other hosts drop `Authorization`, except in old browsers. */
   headers?: HeadersInit;
   /** Address of the hub. Default `https://huggingface.co`. */
   endpoint?: string | URL;
@@ -53,8 +55,8 @@ export interface HubOptions {
 /** Options of all downloads. */
 export interface SourceOptions extends HubOptions {
   /**
-   * Required SHA-256 of the files, in hexadecimal digits: one digest for a single file, or digests by file name, such as
-   * `{ "model.safetensors": "…" }`. A mismatch is the error `digest`: the file is neither used nor stored.
+   * Required SHA-256 of the files, in hexadecimal digits: one digest for a single file, or digests by file name, such
+   * as `{ "model.safetensors": "…" }`. A mismatch is the error `digest`: the file is neither used nor stored.
    */
   sha256?: string | Readonly<Record<string, string>>;
 }
@@ -84,8 +86,9 @@ export interface ModelReport {
   /** Planned memory on each available device. */
   memory: { gpu?: MemoryForecast; cpu?: MemoryForecast };
   /**
-   * `true`, or a sentence that says why not. `gpu` and `cpu`: whether it can be loaded there, as far as limits are known (no API reports the
-   * memory of a graphics card); some weights may stay in the files (notice `weights_in_files`). `storage`: whether the browser can store it.
+   * `true`, or a sentence that says why not. `gpu` and `cpu`: whether it can be loaded there, as far as limits are
+   * known (no API reports the memory of a graphics card); some weights may stay in the files (notice
+   * `weights_in_files`). `storage`: whether the browser can store it.
    */
   fits: { gpu?: true | string; cpu?: true | string; storage: true | string };
 }
@@ -237,7 +240,7 @@ export interface GenerateOptions {
   maxTokens?: number | undefined;
   /** Divides the logits before sampling: lower is more predictable, 0 is greedy. Up to 100. Default 0. */
   temperature?: number | undefined;
-  /** Samples from the `topK` likeliest tokens; 0 for all. Needs a `temperature` above 0, as the next two. Default 40. */
+  /** Samples from the `topK` likeliest tokens; 0: all. Needs a `temperature` above 0, as the next two. Default 40. */
   topK?: number | undefined;
   /** Samples from the most likely tokens that together have this probability; 1 for all. Default 0.95. */
   topP?: number | undefined;
@@ -254,8 +257,8 @@ export interface GenerateOptions {
   /** Added to logits, by token id: -1000 to 1000. -100 all but forbids a token, 100 all but forces it. */
   logitBias?: Readonly<Record<number, number>> | undefined;
   /**
-   * Adds log-probabilities to each piece: of its token, and of this many of the likeliest, 0 to 100. Tokens are then computed one at a
-   * time. Not with `promptLookup`. Default: none.
+   * Adds log-probabilities to each piece: of its token, and of this many of the likeliest, 0 to 100. Tokens are then
+   * computed one at a time. Not with `promptLookup`. Default: none.
    */
   logprobs?: number | undefined;
   /** A whole number. The same seed gives the same text on the same device. Default: random. */
@@ -275,13 +278,14 @@ export interface GenerateOptions {
    */
   tokensPerSubmit?: number | undefined;
   /**
-   * Speculative decoding by prompt lookup: draft tokens per step, 0 to 7. The text is the same, and faster where it repeats its prompt.
-   * Needs a temperature of 0, and no penalty, bias, `logprobs`, `responseFormat` or `tools`. Default 0.
+   * Speculative decoding by prompt lookup: draft tokens per step, 0 to 7. The text is the same, and faster where it
+   * repeats its prompt. Needs a temperature of 0, and no penalty, bias, `logprobs`, `responseFormat` or `tools`.
+   * Default 0.
    */
   promptLookup?: number | undefined;
   /**
-   * A format that the text must match: forbidden tokens are never chosen. A stop text, `maxTokens` or the end of the context may cut the
-   * text short. The first use fetches a module of 0.7 MB. Default `{ type: "text" }`.
+   * A format that the text must match: forbidden tokens are never chosen. A stop text, `maxTokens` or the end of the
+   * context may cut the text short. The first use fetches a module of 0.7 MB. Default `{ type: "text" }`.
    */
   responseFormat?: ResponseFormat | undefined;
 }
@@ -291,9 +295,9 @@ export interface GenerateOptions {
  *
  * - `text`: any text.
  * - `json_object`: any JSON object.
- * - `json_schema`: JSON that is valid by a schema. Keywords that cannot be enforced (`not`, `if`, `uniqueItems`, `contains` and the
- *   like) are the error `constraint` where they would matter; unknown formats only describe; `$ref` must stay in the schema. Properties
- *   come in the schema's order.
+ * - `json_schema`: JSON that is valid by a schema. Keywords that cannot be enforced (`not`, `if`, `uniqueItems`,
+ *   `contains` and the like) are the error `constraint` where they would matter; unknown formats only describe; `$ref`
+ *   must stay in the schema. Properties come in the schema's order.
  * - `regex`: a regular expression without assertions.
  * - `grammar`: a grammar in llguidance's variant of Lark's syntax, with the root rule `start`.
  * - `gbnf`: a grammar in llama.cpp's syntax, with the root rule `root`.
@@ -308,23 +312,24 @@ export type ResponseFormat =
 /**
  * Options of {@link Model.chat}: those of a generation, and those of the template.
  *
- * With `tools`, `toolChoice`, `thinking` or `responseFormat`, the output is parsed into thinking, text and tool calls. Without them, all
- * of it is text, with the model's markup.
+ * With `tools`, `toolChoice`, `thinking` or `responseFormat`, the output is parsed into thinking, text and tool calls.
+ * Without them, all of it is text, with the model's markup.
  */
 export interface ChatOptions extends GenerateOptions {
   /** Tools that the model may call, each as `{ type: "function", function: { name, description, parameters } }`. */
   tools?: readonly object[] | undefined;
   /**
-   * Whether the model calls tools. Default `auto`: it decides. Calls are constrained to valid ones, with arguments that match the tool's
-   * `parameters`; schemas that cannot be enforced are the error `constraint`. With a `responseFormat` or `continueFinalMessage`, calls
-   * are parsed but not constrained.
+   * Whether the model calls tools. Default `auto`: it decides. Calls are constrained to valid ones, with arguments
+   * that match the tool's `parameters`; schemas that cannot be enforced are the error `constraint`. With a
+   * `responseFormat` or `continueFinalMessage`, calls are parsed but not constrained.
    */
   toolChoice?: ToolChoice | undefined;
   /** Whether a reply may have several calls. Default `true`. */
   parallelToolCalls?: boolean | undefined;
   /**
-   * Whether the model thinks first, for templates with the variable `enable_thinking` or `thinking`; `auto`: the template's default.
-   * Thinking is separated from the text. Default: as `auto`, if another option has the output parsed.
+   * Whether the model thinks first, for templates with the variable `enable_thinking` or `thinking`; `auto`: the
+   * template's default. Thinking is separated from the text. Default: as `auto`, if another option has the output
+   * parsed.
    */
   thinking?: boolean | "auto" | undefined;
   /** Texts such as `{ title, text }`, for templates that support documents. */
@@ -415,7 +420,7 @@ export interface ToolCall {
 /** A token and its log-probability. */
 export interface TokenLogprob {
   id: number;
-  /** Natural logarithm of its probability, after penalties, biases and `responseFormat`, before temperature and filters. */
+  /** Natural log-probability after penalties, biases and `responseFormat`, before temperature and filters. */
   logprob: number;
   /** Its text; U+FFFD for a part of a character. */
   text: string;
@@ -440,15 +445,16 @@ export interface Piece {
   /** The likeliest tokens that `responseFormat` allows, in descending order; of equal ones the lower id first. */
   topLogprobs?: TokenLogprob[];
   /**
-   * With {@link GenerateOptions.logprobs}: number of latest tokens, this one included, whose text is still held back. Their characters are
-   * incomplete, or may begin a stop text. If a stop text ended the generation, the last ones belong to it.
+   * With {@link GenerateOptions.logprobs}: number of latest tokens, this one included, whose text is still held back.
+   * Their characters are incomplete, or may begin a stop text. If a stop text ended the generation, the last ones
+   * belong to it.
    */
   held?: number;
 }
 
 /**
- * Why a generation ended. `complete`: the text matches `responseFormat`, and nothing may follow; `cancelled`: {@link Generation.stop}, or
- * its loop was left; `deadline`: its time was over.
+ * Why a generation ended. `complete`: the text matches `responseFormat`, and nothing may follow; `cancelled`: {@link
+ * Generation.stop}, or its loop was left; `deadline`: its time was over.
  */
 export type StopReason = "eos" | "complete" | "stop_text" | "max_tokens" | "context_full" | "cancelled" | "deadline";
 
@@ -538,8 +544,8 @@ export interface HeadWeights {
   /** All tokens as text, prompt included: the columns. Rows are the last of them. */
   tokens: string[];
   /**
-   * Row by row. A row's sum is 1, or lower where the head has a sink (gpt-oss). Tokens after the row's own, or before its window, have
-   * weight 0.
+   * Row by row. A row's sum is 1, or lower where the head has a sink (gpt-oss). Tokens after the row's own, or before
+   * its window, have weight 0.
    */
   weights: Float32Array;
   rows: number;
@@ -562,8 +568,8 @@ export interface TimelineDispatch {
 /** The pass over the latest token, dispatch by dispatch. */
 export interface Timeline {
   /**
-   * The source of the times: the GPU's timestamps, which browsers round (Chromium to 100 µs); the processor's clock; or, for a GPU without
-   * timestamps, that clock around each dispatch, which includes the round trip to the GPU.
+   * The source of the times: the GPU's timestamps, which browsers round (Chromium to 100 µs); the processor's clock;
+   * or, for a GPU without timestamps, that clock around each dispatch, which includes the round trip to the GPU.
    */
   clock: "gpu" | "cpu" | "roundTrip";
   /** Of the token, from 0. */
@@ -727,7 +733,8 @@ export interface MolInfo {
  * - `avg`: scores the best items by the dot product of the sum of the query's components with the mean of the item's.
  * - `naive`: scores the union of the best items by each pair of components.
  * - `comb`: scores the union of those of `naive` and `avg`.
- * - `twoPass`: exact; items beyond the candidates of `avg` are scored if one of their logits reaches the k-th best score of these.
+ * - `twoPass`: exact; items beyond the candidates of `avg` are scored if one of their logits reaches the k-th best
+ *   score of these.
  * - `hIndexer`: scores items above a threshold of the product of `avg` in 8 bits; the threshold comes from a sample.
  * - `mips`: the best items by the dot product of `avg`, without scores of the mixture.
  */
@@ -787,7 +794,7 @@ export interface MemoryInfo {
   totalBytes: number;
   /** Size of the WASM heap; on the CPU it includes the other numbers. */
   wasmHeapBytes: number;
-  /** Bytes of layers read from files per pass; 0 for rows of token tables alone. Absent if all weights are in memory. */
+  /** Bytes of layers read from files per pass; 0: rows of token tables alone. Absent: all weights are in memory. */
   streamedBytes?: number;
 }
 

@@ -40,8 +40,8 @@ export abstract class VectorCollection<Info extends { length: number }> extends 
   /**
    * Appends vectors, one after another, and resolves to the id of the first; the others' ids follow.
    *
-   * @throws {@link TilewrightError} if a number is not finite or the last vector is not whole, and of an {@link Index} for a zero vector where
-   * cosines are searched; nothing is appended then.
+   * @throws {@link TilewrightError} if a number is not finite or the last vector is not whole, and of an {@link Index}
+   * for a zero vector where cosines are searched; nothing is appended then.
    */
   async append(vectors: Float32Array | Embeddings): Promise<number> {
     const mine = vectorsOf("vectors", vectors);

@@ -21,8 +21,8 @@ import { VectorCollection, makeIn } from "./vector-collection.js";
  * console.log(hits.map(({ id, score }) => [texts[id], score]));
  * ```
  *
- * Ids count the vectors as they are appended. Calls run in turn. After its device is lost, calls are rejected with `device_lost`; `load` reads
- * saved indices.
+ * Ids count the vectors as they are appended. Calls run in turn. After its device is lost, calls are rejected with
+ * `device_lost`; `load` reads saved indices.
  */
 export class Index extends VectorCollection<IndexInfo> {
   /** An empty index. */
@@ -36,10 +36,11 @@ export class Index extends VectorCollection<IndexInfo> {
   }
 
   /**
-   * Loads a saved index from any device. `hf:owner/repo/path` is a file on a hub. Its bytes are streamed to the device.
+   * Loads a saved index from any device. `hf:owner/repo/path` is a file on a hub. Its bytes are streamed to the
+   * device.
    *
-   * @throws {@link TilewrightError}: `format` or `unsupported` for another kind of file, `index` for another model, length or pooling of
-   * vectors; those of downloads; or the reason of `options.signal`.
+   * @throws {@link TilewrightError}: `format` or `unsupported` for another kind of file, `index` for another model,
+   * length or pooling of vectors; those of downloads; or the reason of `options.signal`.
    */
   static async load(source: FileSource, options: LoadIndexOptions = {}): Promise<Index> {
     const { model, cache = true, signal, revision, token, headers, endpoint, ...place } = known("Index.load", options);

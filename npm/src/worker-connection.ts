@@ -1,4 +1,4 @@
-/** The caller's end of the connection to the worker: starts it, sends calls, resolves replies, and notices when it is gone. */
+/** The caller's end of the connection to the worker: starts it, sends calls, and notices when it is gone. */
 
 import { fileUrls } from "./configure.js";
 import { Connection, type CallOptions } from "./connection.js";

@@ -145,8 +145,8 @@ const FIELDS: Fields<ChatCompletionRequest> = {
  *
  * A stream resolves with its first chunk. Leaving its loop, or `stream.controller.abort()`, ends the generation.
  *
- * @throws {@link TilewrightError} `unsupported` for unsupported fields, `option` for invalid values, both with the field as `param`; errors of a
- * generation; or the reason of `options.signal`.
+ * @throws {@link TilewrightError} `unsupported` for unsupported fields, `option` for invalid values, both with the
+ * field as `param`; errors of a generation; or the reason of `options.signal`.
  */
 export function createChatCompletion(
   model: Model, request: ChatCompletionRequest & { stream: true }, options?: RequestOptions,

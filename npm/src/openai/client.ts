@@ -43,8 +43,8 @@ export interface Client {
     retrieve(name: string): Promise<ModelEntry>;
   };
   /**
-   * Serves other clients in place of the network: `new OpenAI({ baseURL: "http://local/v1", fetch: client.fetch })`. It supports
-   * `chat/completions`, `completions`, `embeddings` and `models` under `/v1/` of any host.
+   * Serves other clients in place of the network: `new OpenAI({ baseURL: "http://local/v1", fetch: client.fetch })`.
+   * It supports `chat/completions`, `completions`, `embeddings` and `models` under `/v1/` of any host.
    */
   fetch(input: string | URL | Request, init?: RequestInit): Promise<Response>;
 }

@@ -56,8 +56,8 @@ interface End {
 }
 
 /**
- * Runs a generation, and yields what `emit` makes of each piece and of the tokens whose text is certain by then, so that the tokens of a stop
- * text never appear. Without the token that ends the text. `ending` stops it.
+ * Runs a generation, and yields what `emit` makes of each piece and of the tokens whose text is certain by then, so
+ * that the tokens of a stop text never appear. Without the token that ends the text. `ending` stops it.
  */
 export async function* emitting<Chunk>(
   generation: Generation, emit: (piece: Piece, tokens: Piece[]) => Iterable<Chunk>, ending?: AbortSignal,

@@ -20,7 +20,7 @@ export interface SamplingFields {
   frequency_penalty?: number | null;
   /** Biases of -100 to 100 by token ids. */
   logit_bias?: Record<string, number> | null;
-  /** Number of choices, 1 to 128, generated in turn; with `seed`, the second one uses `seed + 1`, and so on. Default 1. */
+  /** Number of choices, 1 to 128, generated in turn. The second one uses `seed + 1`, and so on. Default 1. */
   n?: number | null;
   /** `true`: the response is a stream of chunks. */
   stream?: boolean | null;

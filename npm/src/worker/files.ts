@@ -97,7 +97,7 @@ export async function finish(files: readonly ModelFile[], signal: AbortSignal): 
 /** Most bytes per read during a pass: WASM's memory holds a copy. */
 const READ_BYTES = 4 << 20;
 
-/** The files of a model, reopened to read weights that do not fit in memory. Nothing is downloaded, and stored copies cannot be deleted meanwhile. */
+/** A model's files, reopened to read weights that do not fit in memory. Open stored copies cannot be deleted. */
 export class FilesAgain {
   readonly #request: FilesRequest;
   readonly #freed = new AbortController();
@@ -139,7 +139,7 @@ export function describe({ name, size }: ModelFile): FileInfo {
   return size === undefined || name.endsWith(".json") ? { name } : { name, size };
 }
 
-/** Calls `work` with a list for the copies that it reads. If a damaged copy makes it fail, deletes that one and calls it again. */
+/** Calls `work` with a list for the copies that it reads. If a damaged copy fails it, deletes that and retries. */
 export async function withCopies<R>(asked: Asked, work: (copies: StoredCopy[]) => Promise<R>): Promise<R> {
   const copies: StoredCopy[] = [];
   try {

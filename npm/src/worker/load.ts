@@ -188,7 +188,7 @@ export interface Loaded<T extends Streamed> {
   again: FilesAgain | undefined;
 }
 
-/** Loads onto an open device or a new one. If a GPU fails meanwhile and none is demanded, loads onto the CPU if the model fits. */
+/** Loads onto an open device or a new one. Unless a GPU is demanded, the CPU replaces one that fails. */
 export async function loadAt<T extends Loadable>(recipe: Recipe<T>, where: DeviceRequest | number | Place, asked: Asked): Promise<Loaded<T>> {
   const { caller, signal } = asked;
   let place = where instanceof Place ? where.use() : await placeOf(where, caller);

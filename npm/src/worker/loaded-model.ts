@@ -125,7 +125,7 @@ export abstract class LoadedModel<T extends Loadable> extends Handle {
     this.loaded = model;
   }
 
-  /** Opens the successor of the lost device, or takes the one that another model has opened, and loads the model onto it. */
+  /** Loads the model onto the successor of its lost device, which all its models share. */
   protected async rebuild(lost: unknown, signal: AbortSignal): Promise<T> {
     const old = this.place;
     const asked = { caller: this.caller, signal };
