@@ -413,7 +413,9 @@ const MEANINGS = {
 };
 
 /** The error for a response with an error status. */
-export function httpError(url: string, status: number, who: string, meanings: Readonly<Record<number, string>>): TilewrightError {
+export function httpError(
+  url: string, status: number, who: string, meanings: Readonly<Record<number, string>>,
+): TilewrightError {
   const meaning = meanings[status]
     ?? (status === 429 ? `${who} asks for fewer requests` : status >= 500 ? `${who} has a problem` : `${who} refuses`);
   return new TilewrightError("http", `${url} could not be fetched: ${meaning} (HTTP status ${status})`, { status });

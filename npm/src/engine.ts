@@ -32,7 +32,8 @@ const collected = finalizer<{ connection: Connection; engine: number }>(({ conne
 export class Engine {
   readonly #model: Loaded<ModelInfo>;
   readonly #number: number;
-  readonly #send: SendRequest = (request, options) => this.#model.connection.call("generateWith", { engine: this.#number, ...request }, { ...options, keeps: this });
+  readonly #send: SendRequest = (request, options) =>
+    this.#model.connection.call("generateWith", { engine: this.#number, ...request }, { ...options, keeps: this });
 
   private constructor(model: Loaded<ModelInfo>, number: number) {
     this.#model = model;

@@ -99,7 +99,9 @@ export class TilewrightError extends Error {
 }
 
 /** Throws unless the condition holds. */
-export function ensure(condition: unknown, code: ErrorCode, message: string, options: TilewrightErrorOptions = {}): asserts condition {
+export function ensure(
+  condition: unknown, code: ErrorCode, message: string, options: TilewrightErrorOptions = {},
+): asserts condition {
   if (!condition) {
     throw new TilewrightError(code, message, options);
   }

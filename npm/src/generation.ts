@@ -18,7 +18,9 @@ interface GenerationSpec {
 }
 
 /** The continuation of a text or of tokens. */
-export function completionSpec(given: string | Uint32Array | readonly number[], { responseFormat, ...options }: GenerateOptions): GenerationSpec {
+export function completionSpec(
+  given: string | Uint32Array | readonly number[], { responseFormat, ...options }: GenerateOptions,
+): GenerationSpec {
   const prompt: Prompt = typeof given === "string" ? { kind: "text", text: given } : { kind: "tokens", ids: Uint32Array.from(given) };
   return { prompt, options, output: () => ({ ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false }) };
 }
@@ -34,7 +36,8 @@ export function chatSpec(messages: readonly ChatMessage[], options: ChatOptions)
     const constraint = constraintOf(responseFormat);
     const choice = toolChoiceOf(toolChoice);
     const some = tools !== undefined && tools.length > 0 ? asJson("tools", tools) : undefined;
-    ensure(some !== undefined || choice === "auto" || choice === "none", "option", "toolChoice asks for a call, and there are no tools");
+    ensure(some !== undefined || choice === "auto" || choice === "none",
+      "option", "toolChoice asks for a call, and there are no tools");
     const isBound = constraint !== undefined || continueFinalMessage === true;
     ensure(!isBound || choice === "auto" || choice === "none",
       "option", "toolChoice asks for a call, and a responseFormat or the final message leaves no room for it");

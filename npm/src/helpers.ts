@@ -18,7 +18,9 @@ export function orAborted<T>(work: Promise<T>, signal: AbortSignal | undefined):
 }
 
 /** Does `work`, and calls `cancel` if the signal aborts meanwhile. */
-export async function cancelling<T>(signal: AbortSignal | undefined, cancel: () => void, work: () => Promise<T>): Promise<T> {
+export async function cancelling<T>(
+  signal: AbortSignal | undefined, cancel: () => void, work: () => Promise<T>,
+): Promise<T> {
   signal?.addEventListener("abort", cancel, { once: true });
   try {
     return await work();

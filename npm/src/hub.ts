@@ -83,7 +83,9 @@ function parse(text: string, revision: string | undefined): Address {
   const isName = (name: string | undefined): boolean => name !== undefined && /^[\w-][\w.-]{0,95}$/.test(name) && !name.includes("--");
   const place = path?.replace(/\/+$/, "") || undefined;
   const chosen = revision ?? own ?? "main";
-  ensure(isName(owner) && isName(repo) && (quant === undefined || isName(quant)) && (place === undefined || isPlainPath(place)) && isPlainPath(chosen),
+  const isValid = isName(owner) && isName(repo) && (quant === undefined || isName(quant))
+    && (place === undefined || isPlainPath(place)) && isPlainPath(chosen);
+  ensure(isValid,
     "option", `source is ${JSON.stringify(text)}, expected hf:owner/repo[/path][:quantisation][@revision]`);
   ensure(revision === undefined || own === undefined || revision === own,
     "option", `revision is ${JSON.stringify(revision)}, and the address says ${JSON.stringify(own)}`);
@@ -98,7 +100,8 @@ function isPlainPath(path: string): boolean {
 /** The address of a hub without its final slash. */
 export function endpointOf(endpoint: string | URL = ENDPOINT): string {
   const text = String(endpoint);
-  ensure(/^https?:\/\/./i.test(text), "option", `endpoint is ${JSON.stringify(text)}, expected an address that begins with https:// or http://`);
+  ensure(/^https?:\/\/./i.test(text),
+    "option", `endpoint is ${JSON.stringify(text)}, expected an address that begins with https:// or http://`);
   return text.replace(/\/+$/, "");
 }
 

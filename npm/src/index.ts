@@ -21,7 +21,9 @@ export {
   createChatCompletion, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionDelta, type ChatCompletionLogprobs,
   type ChatCompletionMessageParam, type ChatCompletionRequest, type ChatCompletionTokenLogprob, type ChatCompletionTool, type ChatCompletionToolCall,
 } from "./openai/chat.js";
-export { createClient, type Client, type ClientChatRequest, type ClientOptions, type ModelEntry } from "./openai/client.js";
+export {
+  createClient, type Client, type ClientChatRequest, type ClientOptions, type ModelEntry,
+} from "./openai/client.js";
 export { type Completion, type CompletionLogprobs, type CompletionRequest } from "./openai/completions.js";
 export { type EmbeddingRequest, type EmbeddingResponse } from "./openai/embeddings.js";
 export { type SamplingFields } from "./openai/request.js";

@@ -15,7 +15,8 @@ export async function inspectModel(source: ModelSource, options: InspectOptions 
   const { contextLengths, contextLength, kvType, memoryLimit, device = "auto", cache = true, fetch } = given;
   const wrong = contextLengths?.find((length) => !isId(length) || length === 0);
   ensure(wrong === undefined, "option", `contextLengths has ${String(wrong)}, expected whole numbers from 1 on`);
-  ensure(device === "auto" || device === "gpu" || device === "cpu", "option", `device is ${String(device)}, expected auto, gpu or cpu`);
+  ensure(device === "auto" || device === "gpu" || device === "cpu",
+    "option", `device is ${String(device)}, expected auto, gpu or cpu`);
   return callOnce("inspect", {
     source: await specOf(source, given.signal, given), cache, device, ownFetch: fetch !== undefined,
     settings: defined({ contextLength, kvType, memoryLimit }),

@@ -47,7 +47,8 @@ class WorkerTensor implements DeviceTensor {
   /** Its number on this device. Throws if it has none there. */
   idOn(kernels: Kernels, kernel: string, operand: string): number {
     const found = this.#id === undefined ? "a tensor that was freed" : "a tensor of another device";
-    ensureOperand(this.#id !== undefined && this.kernels === kernels, kernel, operand, "a tensor of this device", found);
+    ensureOperand(this.#id !== undefined && this.kernels === kernels,
+      kernel, operand, "a tensor of this device", found);
     return this.#id;
   }
 
@@ -76,7 +77,9 @@ function freeTensor(connection: Connection, kept: number): void {
   connection.call("freeTensor", { kept }).catch(() => {});
 }
 
-function ensureOperand(condition: unknown, kernel: string, operand: string, expected: string, found: string): asserts condition {
+function ensureOperand(
+  condition: unknown, kernel: string, operand: string, expected: string, found: string,
+): asserts condition {
   ensure(condition, "operand", `${kernel}: \`${operand}\` is ${found}, expected ${expected}`);
 }
 
@@ -109,14 +112,17 @@ export class Kernels extends WorkerObject {
   async tensor(data: Float32Array, shape: readonly number[]): Promise<DeviceTensor> {
     const mine = copied("tensor", "data", data);
     const isWhole = shape.length > 0 && shape.every((n) => Number.isInteger(n) && n > 0);
-    ensureOperand(isWhole && shape.reduce((product, n) => product * n, 1) === mine.length, "tensor", "shape", `positive whole numbers whose product is ${mine.length}, the length of \`data\``, `[${shape.join(", ")}]`);
+    ensureOperand(isWhole && shape.reduce((product, n) => product * n, 1) === mine.length,
+      "tensor", "shape", `positive whole numbers whose product is ${mine.length}, the length of \`data\``, `[${shape.join(", ")}]`);
     const args = { data: mine, shape: [...shape] };
     const { kept } = await this.call("keepTensor", args, { transfer: [mine.buffer] });
     return new WorkerTensor(this, kept, args.shape);
   }
 
   /** `a` `[m, k]` times `b` `[k, n]`: `[m, n]`. */
-  matmul<O extends Keep = {}>(a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options?: O): Result<O> {
+  matmul<O extends Keep = {}>(
+    a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options?: O,
+  ): Result<O> {
     return this.#run("matmul", { a, b }, { m, n, k }, options);
   }
 
@@ -126,7 +132,9 @@ export class Kernels extends WorkerObject {
   }
 
   /** `weight * (x - mean(x)) / sqrt(variance(x) + eps) + bias`, row by row; `x` is `[rows, weight.length]`. */
-  layerNorm<O extends Keep = {}>(x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps = 1e-5, options?: O): Result<O> {
+  layerNorm<O extends Keep = {}>(
+    x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps = 1e-5, options?: O,
+  ): Result<O> {
     return this.#run("layerNorm", { x, weight, bias }, { eps }, options);
   }
 
@@ -145,7 +153,9 @@ export class Kernels extends WorkerObject {
    * Causal attention. `q` is `[T, nHeads * headDim]`, `k` and `v` are `[S, nKvHeads * headDim]`; the last of the `T`
    * queries attends to all `S` keys, each query before it to one key less.
    */
-  attention<O extends AttentionOptions & Keep>(q: KernelOperand, k: KernelOperand, v: KernelOperand, options: O): Result<O> {
+  attention<O extends AttentionOptions & Keep>(
+    q: KernelOperand, k: KernelOperand, v: KernelOperand, options: O,
+  ): Result<O> {
     const { nHeads, nKvHeads = nHeads, headDim } = options;
     return this.#run("attention", { q, k, v }, { nHeads, nKvHeads, headDim }, options);
   }

@@ -2,7 +2,8 @@
 
 import type { Loaded } from "./loaded.js";
 import type {
-  DeviceChoice, EmbedderInfo, EmbedderSettings, HubOptions, KernelOptions, KvType, Metric, ModelInfo, ModelSource, Progress, RerankerInfo,
+  DeviceChoice, EmbedderInfo, EmbedderSettings, HubOptions, KernelOptions, KvType, Metric, ModelInfo, ModelSource,
+  Progress, RerankerInfo,
   RerankerSettings, SourceOptions, VectorStorage,
 } from "./types.js";
 

@@ -66,7 +66,8 @@ type DeviceOptions = Pick<CommonLoadOptions, "device" | "tier" | "subgroups" | "
 /** The requested device. Throws `option` for both a device to share and options of a new one. */
 export function placeOf({ on, device, tier, subgroups }: DeviceOptions): Pick<CommonRequest, "device" | "on"> {
   const [given] = Object.entries({ device, tier, subgroups }).find(([, value]) => value !== undefined) ?? [];
-  ensure(on === undefined || given === undefined, "option", `${given} is given besides \`on\`, whose device is taken, expected one of them`);
+  ensure(on === undefined || given === undefined,
+    "option", `${given} is given besides \`on\`, whose device is taken, expected one of them`);
   return { device: { choice: device ?? "auto", subgroups: subgroups ?? true, ...defined({ tier }) }, ...defined({ on: on?.connection.target }) };
 }
 

@@ -89,7 +89,9 @@ export abstract class Loaded<Info> extends WorkerObject {
 }
 
 /** Options of a call that reports how many texts are finished. */
-export function progressOf(texts: readonly string[], onProgress: ((progress: TextsProgress) => void) | undefined): { onEvent?: (done: number) => void } {
+export function progressOf(
+  texts: readonly string[], onProgress: ((progress: TextsProgress) => void) | undefined,
+): { onEvent?: (done: number) => void } {
   return onProgress === undefined ? {} : { onEvent: (done) => onProgress({ done, total: texts.length }) };
 }
 

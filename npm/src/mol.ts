@@ -37,7 +37,8 @@ export class Mol extends VectorCollection<MolInfo> {
     signal?.throwIfAborted();
     const hub = defined({ revision, token, headers, endpoint, sha256 });
     const args = { source: await specOf(source, signal, hub, "file"), cache, ...defined({ storage }) };
-    return new Mol(await makeIn(place, (connection, where) => connection.call("loadMol", { where, ...args }, { signal })), "the mixture was freed");
+    const parts = await makeIn(place, (connection, where) => connection.call("loadMol", { where, ...args }, { signal }));
+    return new Mol(parts, "the mixture was freed");
   }
 
   /** At most `k` items for each query in `queries`: higher scores first, of equal ones the lower id. */

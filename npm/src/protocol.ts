@@ -5,7 +5,8 @@ import type { WireError } from "./errors.js";
 import type { GitBlob } from "./git.js";
 import type { ModelRecord } from "./store.js";
 import type {
-  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderSettings, EngineOptions, EngineStats, GenerateOptions,
+  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderSettings,
+  EngineOptions, EngineStats, GenerateOptions,
   GenerateResult, HeadOptions, HeadWeights, Hit, IndexInfo, KeptSession, KvType, MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod, Notice,
   Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerSettings, Tier, Timeline, VectorStorage,
 } from "./types.js";

@@ -116,7 +116,8 @@ export class Sessions {
     let content = begin();
     try {
       const size = content.size();
-      ensure(size <= maxBytes, "quota", `a session of ${size} bytes is to be kept, expected at most ${maxBytes} (maxBytes)`);
+      ensure(size <= maxBytes,
+        "quota", `a session of ${size} bytes is to be kept, expected at most ${maxBytes} (maxBytes)`);
       const id = await sha256Of(`${model} ${tokens.join(" ")}`);
       const url = `${SCHEME}${model}/${id}`;
       const file = await this.store.claim(url, "exclusive");

@@ -132,7 +132,9 @@ export class SharedConnection extends Connection {
     return orAborted(loaded, signal) as Promise<Calls[K]["reply"]>;
   }
 
-  async call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, ending, onEvent, keeps }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
+  async call<K extends CallName>(
+    name: K, args: Calls[K]["args"], { signal, ending, onEvent, keeps }: CallOptions<K> = {},
+  ): Promise<Calls[K]["reply"]> {
     signal?.throwIfAborted();
     if (this.#ended !== undefined) {
       throw this.#ended;

@@ -136,7 +136,8 @@ function pinsOf(pins: Pins, names: readonly string[]): Record<string, string> {
     return { [name]: pins };
   }
   const unknown = Object.keys(pins).find((name) => !names.includes(name));
-  ensure(unknown === undefined, "option", `sha256 has the key ${JSON.stringify(unknown)}, and the model has the files ${shown}`);
+  ensure(unknown === undefined,
+    "option", `sha256 has the key ${JSON.stringify(unknown)}, and the model has the files ${shown}`);
   return pins;
 }
 
@@ -217,7 +218,8 @@ function shardsOf(index: string, where: string): string[] {
   }
   const names = typeof map === "object" && map !== null ? [...new Set<unknown>(Object.values(map))] : [];
   const good = names.filter((name) => typeof name === "string" && /^[^/\\]+\.safetensors$/.test(name));
-  ensure(good.length !== 0 && good.length === names.length, "format", `${where}: weight_map does not name safetensors files of the same folder`);
+  ensure(good.length !== 0 && good.length === names.length,
+    "format", `${where}: weight_map does not name safetensors files of the same folder`);
   return (good as string[]).sort();
 }
 
@@ -569,7 +571,8 @@ export class StoredCopy {
   /** Deletes it, unless it was replaced. Throws `storage` while another tab loads it. */
   async delete(signal: AbortSignal): Promise<void> {
     const owned = await this.store.claim(this.url, "exclusive", signal);
-    ensure(owned !== undefined, "storage", `the kept copy of ${this.url} is damaged, and another tab is loading it; try again after that`);
+    ensure(owned !== undefined,
+      "storage", `the kept copy of ${this.url} is damaged, and another tab is loading it; try again after that`);
     try {
       if (owned.whole?.date === this.record.date) {
         await owned.removeWhole();
@@ -599,7 +602,9 @@ class UrlFile implements ModelFile {
   #lastOffset = 0;
   arrived = 0;
 
-  private constructor(private readonly spec: UrlSpec, private readonly context: OpenContext, private readonly httpCache: RequestCache) {}
+  private constructor(
+    private readonly spec: UrlSpec, private readonly context: OpenContext, private readonly httpCache: RequestCache,
+  ) {}
 
   /** `lazily`: only requests the file's version, and connects at the first read. */
   static async open(spec: UrlSpec, context: OpenContext, httpCache: RequestCache, lazily: boolean): Promise<UrlFile> {
@@ -686,7 +691,8 @@ class UrlFile implements ModelFile {
     }
     const sha1 = this.#gitDigest?.hex();
     this.#gitDigest = undefined;
-    ensure(sha1 === undefined || sha1 === this.spec.git?.sha1, "digest", `${this.url}: it has the Git digest ${sha1}, expected ${this.spec.git?.sha1}`);
+    ensure(sha1 === undefined || sha1 === this.spec.git?.sha1,
+      "digest", `${this.url}: it has the Git digest ${sha1}, expected ${this.spec.git?.sha1}`);
     await this.#storing(async (stored) => {
       const writer = await this.#openWriter(stored);
       const size = await writer.flush(true);
@@ -920,14 +926,16 @@ class UrlFile implements ModelFile {
   }
 
   async #giveUpStoring(error: unknown): Promise<void> {
+    const isFull = codeOf(error) === "quota";
     if (this.context.mustKeep === true) {
       if (this.#stored !== undefined) {
         await this.#drop();
       }
       throw error instanceof TilewrightError ? error
-        : new TilewrightError(codeOf(error) === "quota" ? "quota" : "storage", `${this.url} cannot be kept: ${messageOf(error)}`, { cause: error });
+        : new TilewrightError(isFull ? "quota" : "storage", `${this.url} cannot be kept: ${messageOf(error)}`, { cause: error });
     }
-    const why = codeOf(error) === "quota" ? `the browser's storage for this page is full (${messageOf(error)})` : `the browser's storage failed (${messageOf(error)})`;
+    const why = isFull ? `the browser's storage for this page is full (${messageOf(error)})`
+      : `the browser's storage failed (${messageOf(error)})`;
     this.context.notify({ code: "not_cached", message: `${this.url} will not be kept for the next time: ${why}` });
     if (this.#position < this.#kept.size) {
       // No stored byte was returned yet, so the download can start anew.

@@ -68,7 +68,8 @@ async function unpinned(source: ModelSource, signal: AbortSignal | undefined, hu
   if (typeof source === "string" && isHubAddress(source)) {
     return hubSpec(source, hub, signal, wanted);
   }
-  ensure(option === undefined, "option", `${option?.[0]} is for addresses of a hub, and the source is none, expected hf:owner/repo`);
+  ensure(option === undefined,
+    "option", `${option?.[0]} is for addresses of a hub, and the source is none, expected hf:owner/repo`);
   if (Array.isArray(source)) {
     ensure(source.length !== 0, "option", "source is an empty list, expected the files of a model");
     const files = await Promise.all((source as readonly FileSource[]).map((file) => fileOf(file, signal)));
@@ -137,9 +138,11 @@ const EXPECTED = "an address, a file, bytes, a Response, or a list of them";
 async function responseOf(response: Response, signal: AbortSignal | undefined): Promise<FileSpec> {
   const name = decoded(nameOf(/^https?:/i.test(response.url) ? new URL(response.url).pathname : ""));
   const what = response.url === "" ? "the Response" : `the Response of ${response.url}`;
-  ensure(response.type !== "opaque", "option", `source is ${what}, which the browser lets no page read, expected one of a request in mode "cors"`);
+  ensure(response.type !== "opaque",
+    "option", `source is ${what}, which the browser lets no page read, expected one of a request in mode "cors"`);
   ensure(response.ok, "http", `${what} is an error (HTTP status ${response.status})`, { status: response.status });
-  ensure(!response.bodyUsed, "option", `source is ${what}, whose bytes were read already, expected one that nobody has read`);
+  ensure(!response.bodyUsed,
+    "option", `source is ${what}, whose bytes were read already, expected one that nobody has read`);
   try {
     return { kind: "blob", name, blob: await orAborted(response.blob(), signal) };
   } catch (error) {

@@ -65,7 +65,8 @@ export async function openStore(): Promise<Store> {
 export function openFolder(folder: string, make: true): Promise<Store>;
 export function openFolder(folder: string, make: boolean): Promise<Store | undefined>;
 export async function openFolder(folder: string, make: boolean): Promise<Store | undefined> {
-  ensure(globalThis.crypto?.subtle !== undefined, "storage", "the browser offers storage only to pages served over https");
+  ensure(globalThis.crypto?.subtle !== undefined,
+    "storage", "the browser offers storage only to pages served over https");
   if (typeof globalThis.navigator?.storage?.getDirectory === "function" && hasSyncHandles()) {
     try {
       const root = await navigator.storage.getDirectory();
@@ -74,11 +75,13 @@ export async function openFolder(folder: string, make: boolean): Promise<Store |
       if (!make && isMissing(error)) {
         return undefined;
       }
-      ensure(globalThis.caches !== undefined, "storage", `the browser refuses storage: ${messageOf(error)}`, { cause: error });
+      ensure(globalThis.caches !== undefined,
+        "storage", `the browser refuses storage: ${messageOf(error)}`, { cause: error });
     }
   }
   // Deno has Cache Storage, but no origin to name entries after.
-  ensure(globalThis.caches !== undefined && globalThis.location?.origin !== undefined, "storage", "there is no storage of a browser here");
+  ensure(globalThis.caches !== undefined && globalThis.location?.origin !== undefined,
+    "storage", "there is no storage of a browser here");
   try {
     return make || await caches.has(folder) ? new Store(new PieceBackend(await caches.open(folder))) : undefined;
   } catch (error) {
@@ -265,7 +268,8 @@ export class StoredFile {
   /** The bytes of a record. */
   async bytes(record: StoredRecord): Promise<Blob> {
     const blob = await this.backend.readBytes(record === this.whole ? this.#wholeSlot : this.#partSlot);
-    ensure(blob.size >= record.stored, "storage", `${record.stored} bytes of ${record.url} should be stored, found ${blob.size}`);
+    ensure(blob.size >= record.stored,
+      "storage", `${record.stored} bytes of ${record.url} should be stored, found ${blob.size}`);
     return blob.slice(0, record.stored);
   }
 
@@ -280,7 +284,8 @@ export class StoredFile {
     const room = await freeBytes();
     if (missing > room) {
       const whole = this.whole?.stored ?? 0;
-      ensure(missing <= room + whole, "quota", `${missing} bytes are to be stored, and the browser has room for ${room + whole}`);
+      ensure(missing <= room + whole,
+        "quota", `${missing} bytes are to be stored, and the browser has room for ${room + whole}`);
       await this.removeWhole();
     }
     await this.save(record);

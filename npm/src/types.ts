@@ -453,8 +453,8 @@ export interface Piece {
 }
 
 /**
- * Why a generation ended. `complete`: the text matches `responseFormat`, and nothing may follow; `cancelled`: {@link
- * Generation.stop}, or its loop was left; `deadline`: its time was over.
+ * Why a generation ended. `complete`: the text matches `responseFormat`, and nothing may follow; `cancelled`: by
+ * {@link Generation.stop} or by leaving its loop; `deadline`: its time was over.
  */
 export type StopReason = "eos" | "complete" | "stop_text" | "max_tokens" | "context_full" | "cancelled" | "deadline";
 

@@ -5,11 +5,12 @@ import { ensure } from "./errors.js";
 import { idsOf, isId, vectorsOf } from "./given.js";
 import { defined } from "./helpers.js";
 import type { IndexOptions, KeptOptions, LoadIndexOptions } from "./load-options.js";
+import type { Parts } from "./loaded.js";
 import { known } from "./options.js";
 import type { ExpectedModel } from "./protocol.js";
 import { specOf } from "./spec.js";
 import type { EmbedderInfo, FileSource, Hit, IndexInfo, SearchOptions } from "./types.js";
-import { VectorCollection, makeIn } from "./vector-collection.js";
+import { makeIn, VectorCollection } from "./vector-collection.js";
 
 /**
  * Vectors on a device, and their exact search.
@@ -25,14 +26,19 @@ import { VectorCollection, makeIn } from "./vector-collection.js";
  * `device_lost`; `load` reads saved indices.
  */
 export class Index extends VectorCollection<IndexInfo> {
+  private constructor(parts: Parts<IndexInfo>) {
+    super(parts, "the index was freed");
+  }
+
   /** An empty index. */
   static async create(options: IndexOptions): Promise<Index> {
     const { dims, metric, storage, model, ...place } = known("Index.create", options);
     const encoder = encoderOf(place);
     const settings = { ...defined({ metric, storage, model: model ?? encoder?.name, pooling: encoder?.pooling }), dims: dims ?? encoder?.dims };
-    ensure(settings.dims !== undefined, "option", "dims is missing, expected the numbers in a vector, or an encoder as `on`");
+    ensure(settings.dims !== undefined,
+      "option", "dims is missing, expected the numbers in a vector, or an encoder as `on`");
     const args = { settings: { ...settings, dims: settings.dims } };
-    return new Index(await makeIn(place, (connection, where) => connection.call("createIndex", { where, ...args })), "the index was freed");
+    return new Index(await makeIn(place, (connection, where) => connection.call("createIndex", { where, ...args })));
   }
 
   /**
@@ -51,7 +57,7 @@ export class Index extends VectorCollection<IndexInfo> {
       name === undefined ? undefined : { model: name, ...defined({ dims: encoder?.dims, pooling: encoder?.pooling }) };
     const spec = await specOf(source, signal, defined({ revision, token, headers, endpoint }), "file");
     const args = { source: spec, cache, ...defined({ expected }) };
-    return new Index(await makeIn(place, (connection, where) => connection.call("loadIndex", { where, ...args }, { signal })), "the index was freed");
+    return new Index(await makeIn(place, (connection, where) => connection.call("loadIndex", { where, ...args }, { signal })));
   }
 
   /** Deletes vectors. Resolves to the number of those that existed. */

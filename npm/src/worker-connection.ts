@@ -286,7 +286,8 @@ async function startThread(events: ThreadEvents): Promise<Thread> {
 }
 
 function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
-  ensure(typeof Worker !== "undefined", "unsupported_platform", "the engine needs Web Workers, and there are none here");
+  ensure(typeof Worker !== "undefined",
+    "unsupported_platform", "the engine needs Web Workers, and there are none here");
   const other = fileUrls().workerUrl ?? foreignWorker();
   const blob = other !== undefined && isForeign(other) ? blobImporting(other) : undefined;
   let worker: Worker;

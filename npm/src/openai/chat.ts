@@ -164,7 +164,8 @@ export async function createChatCompletion(
   checkFields(request, FIELDS);
   const { logprobs, top_logprobs: top } = request;
   ensureValid(Array.isArray(request.messages), "messages", request.messages, "a list of messages");
-  ensureValid(top === undefined || top === null || logprobs === true, "top_logprobs", top, "none where logprobs is not true");
+  ensureValid(top === undefined || top === null || logprobs === true,
+    "top_logprobs", top, "none where logprobs is not true");
   const messages = request.messages.map(messageOf);
   const own = ownOptions(request);
   const each = samplingOf(request, given, request.max_completion_tokens ?? request.max_tokens ?? NO_LIMIT)
@@ -188,7 +189,8 @@ async function complete(model: Model, messages: ChatMessage[], each: ChatOptions
     if (result.thinking !== "") {
       message.reasoning_content = result.thinking;
     }
-    choices.push({ index, message, finish_reason: finishOf(result), logprobs: options.logprobs === undefined ? null : logprobsOf(tokens) });
+    const logprobs = options.logprobs === undefined ? null : logprobsOf(tokens);
+    choices.push({ index, message, finish_reason: finishOf(result), logprobs });
     results.push(result);
   }
   return { ...head, object: "chat.completion", choices, usage: usageOf([results]) };
@@ -209,7 +211,8 @@ async function* chunksOf(
       chunk([{ index, delta: part, finish_reason: finish, logprobs: tokens.length === 0 ? null : logprobsOf(tokens) }]);
     let isOpen = false;
     let nCalls = 0;
-    const parts = function* ({ text = "", thinking, toolCalls = [] }: Partial<Piece>, certain: Piece[]): Generator<ChatCompletionChunk> {
+    const parts = function* (piece: Partial<Piece>, certain: Piece[]): Generator<ChatCompletionChunk> {
+      const { text = "", thinking, toolCalls = [] } = piece;
       if (!isOpen) {
         isOpen = true;
         yield delta({ role: "assistant", content: "" }, null);
@@ -268,9 +271,11 @@ class CallIds {
 
 function messageOf(message: ChatCompletionMessageParam, at: number): ChatMessage {
   const param = `messages[${at}]`;
-  ensureValid(typeof message === "object" && message !== null && typeof message.role === "string", param, message, "an object with a role");
+  ensureValid(typeof message === "object" && message !== null && typeof message.role === "string",
+    param, message, "an object with a role");
   const { role, content, tool_calls: given, tool_call_id, name } = message;
-  ensureValid(given === undefined || given === null || Array.isArray(given), `${param}.tool_calls`, given, "a list of calls");
+  ensureValid(given === undefined || given === null || Array.isArray(given),
+    `${param}.tool_calls`, given, "a list of calls");
   const calls = given?.map((call, i) => callOf(call, `${param}.tool_calls[${i}]`));
   const hasNone = (content === null || content === undefined) && calls !== undefined;
   return {
@@ -337,7 +342,8 @@ function formatOf(format: NonNullable<ChatCompletionRequest["response_format"]> 
   if (format === undefined || format.type === "text" || format.type === "json_object") {
     return format;
   }
-  ensureValid(format.type === "json_schema", "response_format", format, '{ type: "text" }, { type: "json_object" } or { type: "json_schema", json_schema: { schema } }');
+  ensureValid(format.type === "json_schema",
+    "response_format", format, '{ type: "text" }, { type: "json_object" } or { type: "json_schema", json_schema: { schema } }');
   const schema = format.json_schema?.schema;
   ensureValid(typeof schema === "object" && schema !== null, "response_format.json_schema.schema", schema, "a schema");
   return { type: "json_schema", schema };

@@ -6,7 +6,9 @@ import { decoded } from "../helpers.js";
 import type { Model } from "../model.js";
 import { known } from "../options.js";
 import type { RequestOptions } from "../types.js";
-import { createChatCompletion, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest } from "./chat.js";
+import {
+  createChatCompletion, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionRequest,
+} from "./chat.js";
 import { CompletionStream } from "./common.js";
 import { createCompletion, type Completion, type CompletionRequest } from "./completions.js";
 import { createEmbeddings, type EmbeddingRequest, type EmbeddingResponse } from "./embeddings.js";
@@ -70,22 +72,26 @@ export function createClient(options: ClientOptions): Client {
   const created = Math.floor(Date.now() / 1000);
   ensureValid(typeof models === "object" && models !== null, "models", models, "an object of models by their names");
   for (const [name, model] of Object.entries(models)) {
-    ensure(isChat(model) || isEncoder(model), "option", `models[${JSON.stringify(name)}] is neither a Model nor an Embedder`);
+    ensure(isChat(model) || isEncoder(model),
+      "option", `models[${JSON.stringify(name)}] is neither a Model nor an Embedder`);
   }
   const entryOf = (id: string): ModelEntry => ({ id, object: "model", created, owned_by: "local" });
   const find = (name: unknown): Model | Embedder => {
     ensureValid(typeof name === "string", "model", name, "the name of a model");
     const model = Object.hasOwn(models, name) ? models[name] : undefined;
-    ensure(model !== undefined, "model_not_found", `there is no model ${JSON.stringify(name)} here`, { param: "model" });
+    ensure(model !== undefined,
+      "model_not_found", `there is no model ${JSON.stringify(name)} here`, { param: "model" });
     return model;
   };
-  const findKind = <T extends Model | Embedder>(request: { model?: string }, isKind: (model: Model | Embedder) => model is T, problem: string): T => {
+  type Named = { model?: string };
+  type IsKind<T extends Model | Embedder> = (model: Model | Embedder) => model is T;
+  const findKind = <T extends Model | Embedder>(request: Named, isKind: IsKind<T>, problem: string): T => {
     const model = find(request?.model);
     ensure(isKind(model), "option", `${request.model} ${problem}`, { param: "model" });
     return model;
   };
-  const chatModel = (request: { model?: string }): Model => findKind(request, isChat, "is an encoder and generates nothing");
-  const encoder = (request: { model?: string }): Embedder => findKind(request, isEncoder, "is no encoder and makes no vectors");
+  const chatModel = (request: Named): Model => findKind(request, isChat, "is an encoder and generates nothing");
+  const encoder = (request: Named): Embedder => findKind(request, isEncoder, "is no encoder and makes no vectors");
   const calls: Omit<Client, "fetch"> = {
     chat: {
       completions: {

@@ -60,7 +60,8 @@ function textsOf(input: unknown): string[] {
   if (all.length > 0 && all.every((one) => typeof one === "number" || Array.isArray(one))) {
     throw unsupported("input", "input is of token ids, only texts are supported");
   }
-  ensureValid(all.length !== 0 && all.length <= MOST_TEXTS && all.every((one) => typeof one === "string"), "input", input, `a text or a list of 1 to ${MOST_TEXTS} texts`);
+  ensureValid(all.length !== 0 && all.length <= MOST_TEXTS && all.every((one) => typeof one === "string"),
+    "input", input, `a text or a list of 1 to ${MOST_TEXTS} texts`);
   return all;
 }
 

@@ -63,14 +63,18 @@ export const whole = (least: number, most: number): Check => between(least, most
 
 const stopTexts: Check = (param, value) => {
   const isText = (text: unknown): boolean => typeof text === "string" && text !== "";
-  ensureValid(Array.isArray(value) ? value.every(isText) : isText(value), param, value, "a text or a list of texts, none of them empty");
+  ensureValid(Array.isArray(value) ? value.every(isText) : isText(value),
+    param, value, "a text or a list of texts, none of them empty");
 };
 
 const biases: Check = (param, value) => {
-  ensureValid(typeof value === "object" && value !== null && !Array.isArray(value), param, value, "an object of biases by token ids");
+  ensureValid(typeof value === "object" && value !== null && !Array.isArray(value),
+    param, value, "an object of biases by token ids");
   for (const [id, bias] of Object.entries(value)) {
-    ensure(/^(0|[1-9]\d{0,9})$/.test(id), "option", `${param} has the key ${JSON.stringify(id)}, expected a token's id`, { param });
-    ensureValid(typeof bias === "number" && Math.abs(bias) <= 100, `${param}[${JSON.stringify(id)}]`, bias, "a number from -100 to 100");
+    ensure(/^(0|[1-9]\d{0,9})$/.test(id),
+      "option", `${param} has the key ${JSON.stringify(id)}, expected a token's id`, { param });
+    ensureValid(typeof bias === "number" && Math.abs(bias) <= 100,
+      `${param}[${JSON.stringify(id)}]`, bias, "a number from -100 to 100");
   }
 };
 
@@ -94,7 +98,8 @@ export const SAMPLING_FIELDS: Fields<SamplingFields> = {
 
 /** Throws `option` for anything but a valid request, and `unsupported` for unsupported fields. */
 export function checkFields(request: object, fields: Readonly<Record<string, Check>>): void {
-  ensure(typeof request === "object" && request !== null && !Array.isArray(request), "option", "the request is no object");
+  ensure(typeof request === "object" && request !== null && !Array.isArray(request),
+    "option", "the request is no object");
   for (const [field, value] of Object.entries(request)) {
     if (value === undefined || value === null) {
       continue;

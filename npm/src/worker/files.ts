@@ -3,7 +3,9 @@
 import { codeOf, ensure, messageOf, TilewrightError } from "../errors.js";
 import { isNode } from "../platform.js";
 import type { CallName, LoadRequest } from "../protocol.js";
-import { damaged, isUseless, openFiles, readAll, type StoredCopy, type ModelFile, type OpenContext } from "../source.js";
+import {
+  damaged, isUseless, openFiles, readAll, type StoredCopy, type ModelFile, type OpenContext,
+} from "../source.js";
 import { openStore, type Store } from "../store.js";
 import { Sha256, type FileInfo } from "../tilewright.js";
 import type { CallContext, Caller } from "./port.js";
@@ -24,7 +26,9 @@ export interface Opening extends Pick<OpenContext, "mustKeep" | "peek"> {
   meter?: ProgressMeter;
 }
 
-async function open(request: FilesRequest, { caller, signal }: Asked, { extras = [], copies, meter, ...manner }: Opening): Promise<ModelFile[]> {
+async function open(
+  request: FilesRequest, { caller, signal }: Asked, { extras = [], copies, meter, ...manner }: Opening,
+): Promise<ModelFile[]> {
   return openFiles(request.source, {
     signal, extras, ...manner,
     ...(request.ownFetch === true ? { fetch: caller.fetch } : {}),
@@ -39,7 +43,9 @@ async function open(request: FilesRequest, { caller, signal }: Asked, { extras =
 }
 
 /** Opens files for `work`, and closes them after it. */
-export async function withFiles<R>(request: FilesRequest, asked: Asked, opening: Opening, work: (files: ModelFile[]) => R | Promise<R>): Promise<R> {
+export async function withFiles<R>(
+  request: FilesRequest, asked: Asked, opening: Opening, work: (files: ModelFile[]) => R | Promise<R>,
+): Promise<R> {
   const files = await open(request, asked, opening);
   const { meter, peek } = opening;
   let useless = false;
@@ -65,7 +71,9 @@ interface Reader {
 }
 
 /** Passes a reader the bytes that it wants. Returns the file that was read last. */
-export async function feed(reader: Reader, files: readonly ModelFile[], signal: AbortSignal, meter?: ProgressMeter): Promise<ModelFile | undefined> {
+export async function feed(
+  reader: Reader, files: readonly ModelFile[], signal: AbortSignal, meter?: ProgressMeter,
+): Promise<ModelFile | undefined> {
   let current: ModelFile | undefined;
   for (let wanted; (wanted = reader.want()) !== undefined;) {
     signal.throwIfAborted();
@@ -154,7 +162,9 @@ export async function withCopies<R>(asked: Asked, work: (copies: StoredCopy[]) =
 }
 
 /** Calls `work` with the contents of small files. Copies are checked first, because `work` cannot be undone. */
-export function withContents<R>(request: FilesRequest, asked: Asked, work: (files: { name: string; bytes: Uint8Array }[]) => R): Promise<R> {
+export function withContents<R>(
+  request: FilesRequest, asked: Asked, work: (files: { name: string; bytes: Uint8Array }[]) => R,
+): Promise<R> {
   return withCopies(asked, (copies) => withFiles(request, asked, { copies }, async (files) => {
     const contents: { name: string; bytes: Uint8Array }[] = [];
     for (const file of files) {
@@ -169,7 +179,8 @@ export function withContents<R>(request: FilesRequest, asked: Asked, work: (file
 /** Throws `storage` if a copy differs from the download. */
 export async function checkCopies(copies: StoredCopy[], { signal }: Asked): Promise<void> {
   for (const copy of copies) {
-    ensure(await copy.check(async () => signal.throwIfAborted()) === "good", "storage", `the kept copy of ${copy.url} is damaged`);
+    ensure(await copy.check(async () => signal.throwIfAborted()) === "good",
+      "storage", `the kept copy of ${copy.url} is damaged`);
   }
 }
 

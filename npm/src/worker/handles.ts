@@ -62,7 +62,9 @@ export function handleOf<T extends Handle>(target: number, kind: abstract new (.
 }
 
 /** The same once it is ready, for calls that do not wait for their turn. */
-export async function readyHandle<T extends Handle>(target: number, kind: abstract new (...given: never[]) => T): Promise<T> {
+export async function readyHandle<T extends Handle>(
+  target: number, kind: abstract new (...given: never[]) => T,
+): Promise<T> {
   await handleOf(target, kind).ready();
   return handleOf(target, kind);
 }

@@ -7,7 +7,9 @@ import { CHAT_FILES, SENTENCE_FILES, type StoredCopy, type ModelFile } from "../
 import { Loader, type Device, type Embedder, type FileInfo, type Index, type Model, type Mol, type ReadFile, type Reranker } from "../tilewright.js";
 import { readTuning, tuningKey, writeTuning } from "../tuning.js";
 import type { DeviceInfo } from "../types.js";
-import { describe, feed, FilesAgain, finish, withContents, withCopies, withFiles, type Asked, type FilesRequest } from "./files.js";
+import {
+  describe, feed, FilesAgain, finish, withContents, withCopies, withFiles, type Asked, type FilesRequest,
+} from "./files.js";
 import { bytesOfOthers, placeOf } from "./handles.js";
 import { GPU_FAILURES, openCpu, Place } from "./place.js";
 import type { Caller } from "./port.js";
@@ -48,7 +50,7 @@ export function modelRecipe(request: ModelRequest): Recipe<Model> {
       // The adapter is read after the model, so a missing one should fail first.
       await (adapter && withFiles(adapter, asked, { peek: true }, () => {}));
     },
-    begin: (device, files, memoryLimit, read) => Loader.model(device, files, { ...request.settings, ...defined({ memoryLimit }) }, read),
+    begin: (device, files, memoryLimit, read) => Loader.model(device, files, limited(request.settings, memoryLimit), read),
     prepare: async (loader, device, caller) => {
       if (device.isGpu()) {
         await tune(loader, device.info(), request.tune, caller);
@@ -70,7 +72,7 @@ export function embedderRecipe(request: EmbedderRequest): Recipe<Embedder> {
   return {
     request,
     extras: SENTENCE_FILES,
-    begin: (device, files, memoryLimit) => Loader.embedder(device, files, { ...request.settings, ...defined({ memoryLimit }) }),
+    begin: (device, files, memoryLimit) => Loader.embedder(device, files, limited(request.settings, memoryLimit)),
   };
 }
 
@@ -78,9 +80,12 @@ export function rerankerRecipe(request: RerankerRequest): Recipe<Reranker> {
   return {
     request,
     extras: [],
-    begin: (device, files, memoryLimit) => Loader.reranker(device, files, { ...request.settings, ...defined({ memoryLimit }) }),
+    begin: (device, files, memoryLimit) => Loader.reranker(device, files, limited(request.settings, memoryLimit)),
   };
 }
+
+const limited = <T extends object>(settings: T, memoryLimit: number | undefined): T & { memoryLimit?: number } =>
+  ({ ...settings, ...defined({ memoryLimit }) });
 
 /** Bytes of WASM's memory for all loaded objects, as in `memory.rs`. */
 const HEAP_BYTES = 2 ** 32 - 2 ** 28;
@@ -113,7 +118,8 @@ async function loadOnce<T extends Streamed>(
   const meter = new ProgressMeter(caller);
   const load = async (files: ModelFile[]): Promise<Omit<Loaded<T>, "place">> => {
     const again = files.every((file) => file.isLocal) ? new FilesAgain(request, extras, caller, files) : undefined;
-    let loader: Loader<T> | undefined = recipe.begin(device, files.map(describe), limitOf(request, device, caller.target), again?.read);
+    const limit = limitOf(request, device, caller.target);
+    let loader: Loader<T> | undefined = recipe.begin(device, files.map(describe), limit, again?.read);
     let loaded: T;
     try {
       if (request.source.name !== undefined) {
@@ -148,7 +154,9 @@ async function loadOnce<T extends Streamed>(
   return withFiles(request, asked, { extras, copies, meter }, load);
 }
 
-async function useAdapter(model: Model, { scale, ...request }: FilesRequest & { scale: number }, asked: Asked): Promise<void> {
+async function useAdapter(
+  model: Model, { scale, ...request }: FilesRequest & { scale: number }, asked: Asked,
+): Promise<void> {
   await withContents(request, asked, (files) => {
     const config = files.find(({ name }) => name === PEFT_FILES[0]);
     const [weights, ...others] = files.filter((file) => file !== config);

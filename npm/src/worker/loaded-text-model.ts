@@ -6,7 +6,9 @@ import { forget, outputParserOf, type OutputParser } from "../output-parser.js";
 import type { Calls, GenerateRequest, Prompt } from "../protocol.js";
 import { common, openSessions, storing, type FoundSession } from "../sessions.js";
 import { Sha256, type EngineOutcome, type GenerationOptions, type Model, type Session } from "../tilewright.js";
-import type { EngineOptions, GenerateResult, HeadWeights, KeptSession, MemoryInfo, Piece, Timeline, TokenLogprob } from "../types.js";
+import type {
+  EngineOptions, GenerateResult, HeadWeights, KeptSession, MemoryInfo, Piece, Timeline, TokenLogprob,
+} from "../types.js";
 import { LoadedEngine } from "./loaded-engine.js";
 import { LoadedModel } from "./loaded-model.js";
 import { nextTask, type CallContext } from "./port.js";
@@ -83,10 +85,13 @@ export class LoadedTextModel extends LoadedModel<Model> {
   /** Stores the session. */
   async saveSession({ maxBytes }: Calls["saveSession"]["args"]): Promise<KeptSession> {
     const session = this.#session;
-    ensure(session !== undefined && session.nCached() !== 0, "option", "saveSession keeps what was generated, and nothing was so far");
+    ensure(session !== undefined && session.nCached() !== 0,
+      "option", "saveSession keeps what was generated, and nothing was so far");
     const digest = this.loaded.digest();
-    ensure(digest !== undefined, "option", "saveSession needs a model all of whose weights are in memory; this one reads some from its files");
-    ensure(this.request.cache, "option", "saveSession needs the browser's storage, and the model was loaded with `cache: false`");
+    ensure(digest !== undefined,
+      "option", "saveSession needs a model all of whose weights are in memory; this one reads some from its files");
+    ensure(this.request.cache,
+      "option", "saveSession needs the browser's storage, and the model was loaded with `cache: false`");
     return storing(async () => {
       const kept = await openSessions(true);
       // Tokens without cached keys are left out.
@@ -145,7 +150,9 @@ export class LoadedTextModel extends LoadedModel<Model> {
     super.freeLoaded();
   }
 
-  async #run({ ids, options, parser, onBegin, onPiece }: Prepared, { signal, ending }: CallContext<"generate">): Promise<EngineOutcome> {
+  async #run(
+    { ids, options, parser, onBegin, onPiece }: Prepared, { signal, ending }: CallContext<"generate">,
+  ): Promise<EngineOutcome> {
     const session = this.#session ??= this.loaded.session();
     await this.#reopen(session, ids);
     signal.throwIfAborted();

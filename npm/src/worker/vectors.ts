@@ -69,7 +69,8 @@ function fromFile<T extends Index | Mol>(request: FilesRequest, begin: (size: nu
     request: { ...request, settings: {} },
     extras: [],
     begin: (_, [file, ...others]: FileInfo[]) => {
-      ensure(file !== undefined && others.length === 0, "option", `source has ${others.length + 1} files, expected one`);
+      ensure(file !== undefined && others.length === 0,
+        "option", `source has ${others.length + 1} files, expected one`);
       return begin(file.size);
     },
     complete: async (made, asked, copies) => {
