@@ -6,13 +6,13 @@ import type { KernelOptions } from "./types.js";
 export interface BenchOptions extends KernelOptions {
   /** Measures one weight type instead of four, and each thing for a shorter time. Default `false`. */
   quick?: boolean;
-  /** Ends the work: the promise is rejected with the signal's reason at once. */
+  /** Rejects with the signal's reason at once. */
   signal?: AbortSignal | undefined;
-  /** Called for each probe and kernel as soon as it is measured. */
+  /** Called for each measured probe and kernel. */
   onProgress?: ((progress: BenchProgress) => void) | undefined;
 }
 
-/** What was just measured, a probe or a kernel, and how many of all rows are there. */
+/** The latest probe or kernel, and the number of rows so far. */
 export interface BenchProgress {
   done: number;
   total: number;
@@ -20,7 +20,7 @@ export interface BenchProgress {
   kernel?: BenchKernel;
 }
 
-/** One thing that a device did again and again, with nothing else to do. */
+/** One repeated operation of an idle device. */
 export interface BenchProbe {
   /** `copy`, `read`, `read_strided`, `read_random`, `reduce`, `fma_f32`, `fma_f16`; natively also `matrix_f16`. */
   probe: string;
@@ -28,7 +28,7 @@ export interface BenchProbe {
   kernel: string;
   /** Of one run. */
   seconds: number;
-  /** That it reads and writes. */
+  /** Read and written. */
   bytes: number;
   /** Multiplications and additions. */
   flop: number;
@@ -57,7 +57,7 @@ export interface BenchKernel {
   fma_share: number;
 }
 
-/** Rates of a model, which are for the caller to measure. */
+/** Rates of a model, measured by the caller. */
 export interface BenchModel {
   name: string;
   architecture: string;
@@ -67,7 +67,7 @@ export interface BenchModel {
   tests: BenchTest[];
 }
 
-/** Tokens of a prompt, or tokens one after the other. */
+/** Prefill of a prompt, or decoding of tokens. */
 export interface BenchTest {
   /** As llama-bench names it: `pp512`, `tg128`. */
   test: string;
@@ -78,7 +78,7 @@ export interface BenchTest {
   tokens_per_second: { lowest: number; median: number; highest: number };
 }
 
-/** What the browser says of its adapter. */
+/** The browser's adapter. */
 export interface BenchAdapter {
   vendor: string;
   architecture: string;

@@ -1,18 +1,14 @@
-/** What the browser's storage keeps of downloads, for people who want to see or delete it. */
+/** Access to the stored downloads. */
 
-import { messageOf, TilewrightError } from "./errors.js";
-import { openStore, type Store } from "./store.js";
+import { attempt, storeIfAny } from "./store.js";
 import type { CacheEntry } from "./types.js";
 
 /**
- * Downloads that are kept in the browser's storage for this origin.
- *
- * Of files, one for each address; `Model.cached` tells which models they are.
- *
- * Where there is no storage (Node, Deno, some private windows) nothing is kept, and the list is empty.
+ * Downloaded files in the browser's storage for this origin, by address. `Model.cached` lists models. Empty where
+ * there is no storage (Node, Deno, some private windows).
  */
 export const cache = {
-  /** All downloads, the newest first. Those with `complete: false` were interrupted; the next load of their address continues them. */
+  /** All downloads, the newest first. The next load continues those with `complete: false`. */
   async list(): Promise<CacheEntry[]> {
     const store = await storeIfAny();
     const records = await attempt(store?.list() ?? Promise.resolve([]));
@@ -20,7 +16,7 @@ export const cache = {
   },
 
   /**
-   * Deletes the download of an address. Resolves to whether there was one.
+   * Deletes the download of an address. Resolves to whether it existed.
    *
    * @throws {@link TilewrightError} `storage` while the file is being loaded, here or in another tab.
    */
@@ -41,27 +37,3 @@ export const cache = {
     await attempt(store?.clear() ?? Promise.resolve());
   },
 };
-
-/** The storage, if there is one. */
-export async function storeIfAny(): Promise<Store | undefined> {
-  try {
-    return await openStore();
-  } catch (error) {
-    if (error instanceof TilewrightError && error.code === "storage") {
-      return undefined;
-    }
-    throw error;
-  }
-}
-
-/** Makes the browser's own errors the package's. */
-export async function attempt<T>(work: Promise<T>): Promise<T> {
-  try {
-    return await work;
-  } catch (error) {
-    if (error instanceof TilewrightError) {
-      throw error;
-    }
-    throw new TilewrightError("storage", `the browser's storage failed: ${messageOf(error)}`, { cause: error });
-  }
-}

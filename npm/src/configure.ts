@@ -1,19 +1,19 @@
-/** Where the package's own files are, for pages that serve them elsewhere than beside the package. */
+/** Addresses of the package's files. */
 
-import { TilewrightError } from "./errors.js";
+import { ensure, TilewrightError } from "./errors.js";
 import { known } from "./options.js";
 import type { ConfigureOptions } from "./types.js";
 
-/** The same, absolute. Without an entry a file is beside the package. */
+/** Absolute addresses. Files without one are beside the package. */
 export type FileUrls = { [K in keyof ConfigureOptions]?: string };
 
 let urls: FileUrls = {};
 
 /**
- * Says where the package's files are, for all workers that start from now on. What a call does not name stays; `undefined` is beside the
- * package again.
+ * Sets the addresses of the package's files for all workers that start later. Others stay as they are; `undefined` is
+ * beside the package.
  *
- * @throws TilewrightError `option` for what is no address.
+ * @throws TilewrightError `option` for an invalid address.
  */
 export function configure(options: ConfigureOptions): void {
   const next = { ...urls };
@@ -27,15 +27,13 @@ export function configure(options: ConfigureOptions): void {
   urls = next;
 }
 
-/** What was said last. */
 export function fileUrls(): Readonly<FileUrls> {
   return urls;
 }
 
 function absolute(name: string, given: unknown): string {
-  if (typeof given !== "string" && !(given instanceof URL)) {
-    throw new TilewrightError("option", `configure: \`${name}\` is ${given === null ? "null" : `of type ${typeof given}`}, expected an address: a string or a URL`);
-  }
+  ensure(typeof given === "string" || given instanceof URL,
+    "option", `configure: \`${name}\` is ${given === null ? "null" : `of type ${typeof given}`}, expected an address: a string or a URL`);
   // Pages have a base, workers a location, Node neither.
   const base = (globalThis as { document?: { baseURI?: string } }).document?.baseURI ?? globalThis.location?.href;
   try {

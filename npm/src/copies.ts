@@ -1,14 +1,15 @@
-/** Models in the browser's storage: which are there, how they come there without being loaded, and how they go. */
+/** Models in the browser's storage: listing, prefetching and removing them. */
 
-import { attempt, storeIfAny } from "./cache.js";
 import { TilewrightError } from "./errors.js";
+import { defined } from "./helpers.js";
+import type { PrefetchOptions } from "./load-options.js";
 import { callOnce } from "./load.js";
 import { known } from "./options.js";
 import { keptAs, specOf } from "./spec.js";
-import type { StoredRecord } from "./store.js";
-import type { CachedModel, ModelSource, PrefetchOptions, RemoveOptions } from "./types.js";
+import { attempt, storeIfAny, type StoredRecord } from "./store.js";
+import type { CachedModel, ModelSource, RemoveOptions } from "./types.js";
 
-/** What {@link Model.cached} gives. */
+/** See {@link Model.cached}. */
 export async function cachedModels(): Promise<CachedModel[]> {
   const store = await storeIfAny();
   if (store === undefined) {
@@ -16,7 +17,7 @@ export async function cachedModels(): Promise<CachedModel[]> {
   }
   const [models, records] = await attempt(Promise.all([store.models(), store.list()]));
   const byAddress = new Map(records.map((record) => [record.url, record]));
-  // Two addresses may lead to the same files.
+  // Two addresses can have the same files.
   const sets = new Set<string>();
   const found = models.flatMap(({ source, endpoint, files, date }): CachedModel[] => {
     const there = files.flatMap((url) => byAddress.get(url) ?? []);
@@ -25,37 +26,41 @@ export async function cachedModels(): Promise<CachedModel[]> {
       return [];
     }
     sets.add(set);
-    return [{ source, ...(endpoint === undefined ? {} : { endpoint }), ...totalOf(there, files.length), date }];
+    return [{ source, ...defined({ endpoint }), ...totalOf(there, files.length), date }];
   });
   return found.sort((a, b) => b.date - a.date);
 }
 
-/** Of those of a model's files that are there. */
+/** Sizes, from the records of a model's stored files. */
 function totalOf(there: readonly StoredRecord[], nFiles: number): Pick<CachedModel, "sizeBytes" | "storedBytes" | "complete"> {
   const sizes = there.map(({ size, stored, complete }) => complete ? stored : size);
   const sizeBytes = there.length < nFiles ? undefined : sizes.reduce((sum, size) => sum === undefined || size === undefined ? undefined : sum + size, 0);
   return {
-    ...(sizeBytes === undefined ? {} : { sizeBytes }),
+    ...defined({ sizeBytes }),
     storedBytes: there.reduce((sum, { stored }) => sum + stored, 0),
     complete: there.length === nFiles && there.every(({ complete }) => complete),
   };
 }
 
-/** What {@link Model.prefetch} does. */
+function notAddresses(): TilewrightError {
+  return new TilewrightError("option", "source has bytes or files, expected addresses that begin with https://, http:// or hf:");
+}
+
+/** See {@link Model.prefetch}. */
 export async function prefetchModel(source: ModelSource, options: PrefetchOptions = {}): Promise<void> {
   const given = known("Model.prefetch", options);
   const spec = await specOf(source, given.signal, given);
   if (spec.given === undefined) {
-    throw new TilewrightError("option", "source has bytes or files, expected addresses that begin with https://, http:// or hf:");
+    throw notAddresses();
   }
   await callOnce("prefetch", { source: spec, ownFetch: given.fetch !== undefined }, given);
 }
 
-/** What {@link Model.remove} does. */
+/** See {@link Model.remove}. */
 export async function removeModel(source: ModelSource, options: RemoveOptions = {}): Promise<boolean> {
   const model = await keptAs(source, known("Model.remove", options));
   if (model === undefined) {
-    throw new TilewrightError("option", "source has bytes or files, expected addresses that begin with https://, http:// or hf:");
+    throw notAddresses();
   }
   const store = await storeIfAny();
   if (store === undefined) {

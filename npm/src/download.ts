@@ -1,146 +1,126 @@
-/** A file on a server as one sequential stream, however often the connection has to be opened. */
+/** A file on a server as one sequential stream over any number of connections. */
 
-import { messageOf, TilewrightError } from "./errors.js";
+import { ensure, messageOf, TilewrightError } from "./errors.js";
 import { ownFetch, type Fetch } from "./fetching.js";
+import { defined } from "./helpers.js";
 
-/** What tells one version of a file from another. */
+/** Identifies a version of a file. */
 export interface FileVersion {
-  /** Bytes of the whole file, where the server says. */
   size?: number;
   etag?: string;
   lastModified?: string;
 }
 
-/** How a server is asked. */
 export interface Asking {
-  /** Headers of each request. */
   headers?: Record<string, string>;
-  /** What sends the requests instead of `fetch`. */
+  /** Replaces `fetch`. */
   fetch?: Fetch;
 }
 
-/** How a stream is opened. */
 export interface DownloadOptions extends Asking {
   signal: AbortSignal;
-  /** The browser's own HTTP cache; not used for what the package keeps itself. */
+  /** Use of the browser's HTTP cache. */
   httpCache: RequestCache;
-  /** Only asks for the file's size and version; the first read opens the connection. For files that are not read at once. */
+  /** Only requests the file's version; the first read opens the connection. */
   lazily?: boolean;
-  /** Asks for a piece at a time, because little of the file is wanted; each is as large as all before it, within bounds. */
+  /** Requests a piece at a time, for a small part of the file; each is as large as all before it, within bounds. */
   inPieces?: boolean;
-  /** Called when a connection broke and is opened again. */
+  /** Called before a broken connection is opened again. */
   onReconnect(message: string): void;
 }
 
-/** Waits before the attempts that follow one another without any progress. */
+/** Waits before attempts without progress. */
 const BACKOFF_MS = [100, 500, 2000];
-/** A connection that is silent for so long counts as broken. */
+/** A connection that is silent for this long counts as broken. */
 const SILENCE_MS = 30_000;
-/** A server that asks for a longer wait is not waited for. */
+/** Longest wait that a server may ask for. */
 export const LONGEST_WAIT_MS = 60_000;
-/** Bytes of the first piece of a file that is wanted in pieces, and of the largest. */
+/** Bytes of the first and of the largest piece. */
 const PIECE_BYTES = { first: 64 << 10, largest: 1 << 20 };
-/** Status codes that may pass. */
+/** Transient status codes. */
 const TRANSIENT = new Set([408, 425, 429, 500, 502, 503, 504]);
 
-/** A reason to open the connection again. */
+/** A failure after which to retry. */
 class Broken extends Error {
-  /** The error to report when trying again does not help. */
-  readonly final: TilewrightError;
-  /** Milliseconds that the server asks to be left alone. */
+  /** Milliseconds to wait, as the server asks. */
   readonly asked: number | undefined;
 
-  constructor(final: TilewrightError, asked?: number) {
+  constructor(readonly final: TilewrightError, asked?: number) {
     super(final.message);
-    this.final = final;
     this.asked = asked;
   }
 }
 
-/** The file is another than the one that was asked for. */
+/** The file is another version. */
 class Changed extends Error {}
 
-/** A web page in the place of a file, as some servers answer for any file that they do not have. */
+/** A web page in place of a file, as some servers send for absent files. */
 export class WebPage extends TilewrightError {
   constructor(url: string) {
     super("not_a_model", `${url} holds a web page, not a model file`);
   }
 }
 
-/** The bytes of a file from some offset to its end. */
 export class Download {
-  readonly #url: string;
-  readonly #options: DownloadOptions;
-  #version: FileVersion = {};
-  #position = 0;
-  /** Attempts in a row that brought nothing. */
+  version: FileVersion = {};
+  /** Offset of the next bytes. */
+  position = 0;
+  /** Consecutive attempts without progress. */
   #failures = 0;
   #body: ReadableStreamDefaultReader<Uint8Array> | undefined;
-  /** Bytes that a server sent although they were not asked for. */
+  /** Bytes to skip, from a server that ignores ranges. */
   #skip = 0;
   #connection = new AbortController();
-  /** Where the piece ends that the connection brings, and bytes of those that have come since the last change of place. */
+  /** End of the current piece, and bytes of pieces since the last seek. */
   #pieceEnd = Infinity;
   #inPieces = 0;
 
-  private constructor(url: string, options: DownloadOptions) {
-    this.#url = url;
-    this.#options = options;
-  }
+  private constructor(private readonly url: string, private readonly options: DownloadOptions) {}
 
-  /** Opens a file at its start. */
   static async open(url: string, options: DownloadOptions): Promise<Download> {
-    const download = new Download(url, options);
-    await download.#retrying(() => options.lazily === true ? download.#ask() : download.#connect(false));
-    return download;
+    return new Download(url, options).#begin(false);
   }
 
-  /** Goes on with an earlier download at `offset`. Returns nothing when the server's file is another one by now. */
+  /** Continues an earlier download at `offset`; `undefined` if the file has changed. */
   static async resume(url: string, offset: number, version: FileVersion, options: DownloadOptions): Promise<Download | undefined> {
     const download = new Download(url, options);
-    download.#version = { ...version };
-    download.#position = offset;
+    download.version = { ...version };
+    download.position = offset;
     try {
-      await download.#retrying(() => options.lazily === true ? download.#ask() : download.#connect(true));
+      return await download.#begin(true);
     } catch (error) {
       if (error instanceof Changed) {
         return undefined;
       }
       throw error;
     }
-    return download;
   }
 
-  get version(): FileVersion {
-    return this.#version;
+  async #begin(again: boolean): Promise<this> {
+    await this.#retrying(() => this.options.lazily === true ? this.#ask() : this.#connect(again));
+    return this;
   }
 
-  /** Where the next bytes come from. */
-  get position(): number {
-    return this.#position;
-  }
-
-  /** Whether there is a connection that brings them. */
   get isOpen(): boolean {
     return this.#body !== undefined;
   }
 
-  /** The next bytes, or nothing at the end of the file. */
+  /** The next bytes, or `undefined` at the end of the file. */
   async next(): Promise<Uint8Array | undefined> {
     try {
       return await this.#retrying(() => this.#read());
     } catch (error) {
       if (error instanceof Changed) {
-        throw new TilewrightError("range", `${this.#url} was replaced on the server during the download; load it again`);
+        throw new TilewrightError("range", `${this.url} was replaced on the server during the download; load it again`);
       }
       throw error;
     }
   }
 
-  /** Goes to another offset; the next read opens a connection there. */
+  /** The next read opens a connection at this offset. */
   seek(offset: number): void {
     this.close();
-    this.#position = offset;
+    this.position = offset;
     this.#inPieces = 0;
   }
 
@@ -152,14 +132,14 @@ export class Download {
 
   async #retrying<T>(attempt: () => Promise<T>): Promise<T> {
     for (;;) {
-      this.#options.signal.throwIfAborted();
+      this.options.signal.throwIfAborted();
       try {
         const value = await attempt();
         this.#failures = 0;
         return value;
       } catch (error) {
         this.close();
-        this.#options.signal.throwIfAborted();
+        this.options.signal.throwIfAborted();
         if (!(error instanceof Broken)) {
           throw error;
         }
@@ -169,46 +149,46 @@ export class Download {
         if (usual === undefined || wait === undefined || wait > LONGEST_WAIT_MS) {
           throw error.final;
         }
-        this.#options.onReconnect(`${error.message}; trying again at byte ${this.#position}`);
-        await delay(wait, this.#options.signal);
+        this.options.onReconnect(`${error.message}; trying again at byte ${this.position}`);
+        await delay(wait, this.options.signal);
       }
     }
   }
 
   async #read(): Promise<Uint8Array | undefined> {
-    const { size } = this.#version;
-    if (size !== undefined && this.#position === size) {
+    const { size } = this.version;
+    if (size !== undefined && this.position === size) {
       this.close();
       return undefined;
     }
     if (this.#body === undefined) {
       await this.#connect(true);
       if (this.#body === undefined) {
-        // Where no size was announced, it shows when there is no further piece.
+        // Without an announced size, the last piece shows the end.
         return undefined;
       }
     }
     for (;;) {
       const chunk = await this.#readBody();
       if (chunk === undefined) {
-        if (size !== undefined && this.#position < size) {
-          throw new Broken(new TilewrightError("truncated", `${this.#url} ended after ${this.#position} of ${size} bytes`));
+        if (size !== undefined && this.position < size) {
+          throw new Broken(new TilewrightError("truncated", `${this.url} ended after ${this.position} of ${size} bytes`));
         }
-        // A server need not announce a size; then the end of the body is the end of the file.
-        this.#version.size = this.#position;
+        // Without an announced size, the end of the body is the end of the file.
+        this.version.size = this.position;
         return undefined;
       }
       const bytes = chunk.subarray(Math.min(this.#skip, chunk.length));
       this.#skip -= chunk.length - bytes.length;
       if (bytes.length > 0) {
-        this.#position += bytes.length;
+        this.position += bytes.length;
         this.#inPieces += bytes.length;
-        if (this.#position >= this.#pieceEnd) {
+        if (this.position >= this.#pieceEnd) {
           this.close();
         }
-        if (size !== undefined && this.#position > size) {
-          // The answer was compressed on the way and its announced size was that of the compressed bytes.
-          delete this.#version.size;
+        if (size !== undefined && this.position > size) {
+          // The announced size was that of a compressed response.
+          delete this.version.size;
         }
         return bytes;
       }
@@ -216,51 +196,55 @@ export class Download {
   }
 
   async #readBody(): Promise<Uint8Array | undefined> {
+    try {
+      return (await this.#unlessSilent(async () => this.#body?.read()))?.value;
+    } catch (error) {
+      throw new Broken(broken(this.url, error));
+    }
+  }
+
+  /** Does `work`, and aborts the connection if that takes too long. */
+  async #unlessSilent<T>(work: () => Promise<T>): Promise<T> {
     const silence = setTimeout(() => this.#connection.abort(), SILENCE_MS);
     try {
-      return (await this.#body?.read())?.value;
-    } catch (error) {
-      throw new Broken(broken(this.#url, error));
+      return await work();
     } finally {
       clearTimeout(silence);
     }
   }
 
-  /** Finds out what the server has. */
   async #ask(): Promise<void> {
-    const found = await requestVersion(this.#url, this.#options.signal, this.#options);
-    if (differs(this.#version, found)) {
+    const found = await requestVersion(this.url, this.options.signal, this.options);
+    if (differs(this.version, found)) {
       throw new Changed();
     }
-    this.#version = { ...found, ...this.#version };
+    this.version = { ...found, ...this.version };
   }
 
-  /** Opens a connection at the position. `again`: the file is known, and another version of it is refused. */
+  /** Opens a connection at the position. `again`: another version of the file is refused. */
   async #connect(again: boolean): Promise<void> {
-    const offset = this.#position;
+    const offset = this.position;
     const response = await this.#fetch(offset, again);
-    const isPiece = this.#options.inPieces === true;
+    const isPiece = this.options.inPieces === true;
     const found = versionOf(response, offset, isPiece);
-    const expected = this.#version;
+    const expected = this.version;
     if (isPiece && response.status === 416 && expected.size === undefined) {
-      this.#version = { ...expected, size: offset };
+      this.version = { ...expected, size: offset };
       return;
     }
     if (again && (response.status === 416 || differs(expected, found))) {
       throw new Changed();
     }
-    checkAnswer(this.#url, response);
+    checkResponse(this.url, response);
     if (response.status === 206 && !startsAt(response, offset, isPiece || (found.size !== undefined && found.size === expected.size))) {
       throw new TilewrightError("range",
-        `${this.#url}: the server was asked for the bytes from ${offset} on and sent ${response.headers.get("content-range") ?? "others"}`);
+        `${this.url}: the server was asked for the bytes from ${offset} on and sent ${response.headers.get("content-range") ?? "others"}`);
     }
     this.#skip = response.status === 206 ? 0 : offset;
     this.#pieceEnd = isPiece && response.status === 206 ? offset + this.#pieceBytes : Infinity;
-    this.#version = { ...found, ...expected };
+    this.version = { ...found, ...expected };
     this.#body = response.body?.getReader();
-    if (this.#body === undefined) {
-      throw new TilewrightError("network", `${this.#url}: the server sent no bytes`);
-    }
+    ensure(this.#body !== undefined, "network", `${this.url}: the server sent no bytes`);
   }
 
   get #pieceBytes(): number {
@@ -269,43 +253,40 @@ export class Download {
 
   async #fetch(offset: number, again: boolean): Promise<Response> {
     this.#connection = new AbortController();
-    const signal = AbortSignal.any([this.#options.signal, this.#connection.signal]);
-    const headers = new Headers(this.#options.headers);
-    if (this.#options.inPieces === true) {
+    const signal = AbortSignal.any([this.options.signal, this.#connection.signal]);
+    const headers = new Headers(this.options.headers);
+    if (this.options.inPieces === true) {
       headers.set("range", `bytes=${offset}-${offset + this.#pieceBytes - 1}`);
     } else if (offset > 0) {
       headers.set("range", `bytes=${offset}-`);
     }
     if (offset > 0) {
-      const validator = strongValidator(this.#version);
-      // To another origin this header would need that server's permission; there the versions are compared afterwards.
-      if (validator !== undefined && !crossesOrigin(this.#url)) {
+      const validator = strongValidator(this.version);
+      // Across origins this header needs the server's permission; there the versions are compared afterwards.
+      if (validator !== undefined && !crossesOrigin(this.url)) {
         headers.set("if-range", validator);
       }
     }
-    const silence = setTimeout(() => this.#connection.abort(), SILENCE_MS);
+    const { fetch = ownFetch, httpCache: cache } = this.options;
     try {
-      return await (this.#options.fetch ?? ownFetch)(this.#url, { headers, signal, cache: this.#options.httpCache });
+      return await this.#unlessSilent(() => fetch(this.url, { headers, signal, cache }));
     } catch (error) {
-      throw again ? new Broken(broken(this.#url, error)) : unreachable(this.#url, error);
-    } finally {
-      clearTimeout(silence);
+      throw again ? new Broken(broken(this.url, error)) : unreachable(this.url, error);
     }
   }
 }
 
-/** What a server says of a file without sending it, or nothing when it does not say or cannot be reached. */
+/** A file's version on the server, or `undefined` without a response. */
 export async function askVersion(url: string, signal: AbortSignal, asking: Asking = {}): Promise<FileVersion | undefined> {
   try {
     return await requestVersion(url, AbortSignal.any([signal, AbortSignal.timeout(5000)]), asking);
   } catch {
-    // Offline, refused, or too slow: the caller goes on without an answer.
     signal.throwIfAborted();
     return undefined;
   }
 }
 
-/** What a server says of a file without sending it. Throws what opening the file would. */
+/** A file's version on the server. Throws as opening the file would. */
 async function requestVersion(url: string, signal: AbortSignal, asking: Asking): Promise<FileVersion> {
   const ask = async ({ headers, ...init }: { method?: string; headers?: Record<string, string> }): Promise<Response> => {
     const response = await (asking.fetch ?? ownFetch)(url, { ...init, headers: { ...asking.headers, ...headers }, cache: "no-store", signal: AbortSignal.any([signal, AbortSignal.timeout(SILENCE_MS)]) });
@@ -315,40 +296,40 @@ async function requestVersion(url: string, signal: AbortSignal, asking: Asking):
   };
   const head = await ask({ method: "HEAD" }).catch(() => undefined);
   if (head?.ok === true) {
-    checkAnswer(url, head);
+    checkResponse(url, head);
     const version = versionOf(head, 0);
     if (version.size !== undefined) {
       return version;
     }
   }
   signal.throwIfAborted();
-  // A signed address is for one method, some servers allow other sites' pages only that one, and some say no size: one byte tells it.
-  let answer: Response;
+  // Signed addresses and some servers allow GET only, and some report no size for HEAD, so one byte is requested.
+  let response: Response;
   try {
-    answer = await ask({ headers: { range: "bytes=0-0" } });
+    response = await ask({ headers: { range: "bytes=0-0" } });
   } catch (error) {
     throw unreachable(url, error);
   }
-  // Of an empty file there is no such range.
-  const isEmpty = answer.status === 416;
+  // An empty file has no such range.
+  const isEmpty = response.status === 416;
   if (!isEmpty) {
-    checkAnswer(url, answer);
+    checkResponse(url, response);
   }
-  const { size, ...version } = versionOf(answer, 0);
-  const isWhole = answer.status === 200 || /\/\d+$/.test(answer.headers.get("content-range") ?? "");
+  const { size, ...version } = versionOf(response, 0);
+  const isWhole = response.status === 200 || /\/\d+$/.test(response.headers.get("content-range") ?? "");
   return isEmpty ? { ...version, size: 0 } : isWhole && size !== undefined ? { ...version, size } : version;
 }
 
-/** Milliseconds of `Retry-After`; as a date it is not used. */
+/** Milliseconds of `Retry-After`, unless it is a date. */
 export function retryAfter(response: Response): number | undefined {
   const seconds = integer(response.headers.get("retry-after"));
   return seconds === undefined ? undefined : seconds * 1000;
 }
 
-/** Throws if the answer is an error or a web page. */
-function checkAnswer(url: string, response: Response): void {
+/** Throws for an error or a web page. */
+function checkResponse(url: string, response: Response): void {
   if (!response.ok) {
-    const error = refused(url, response.status);
+    const error = httpError(url, response.status, "the server", MEANINGS);
     throw TRANSIENT.has(response.status) ? new Broken(error, retryAfter(response)) : error;
   }
   if (/^(text\/html|application\/xhtml)/.test(response.headers.get("content-type") ?? "")) {
@@ -356,9 +337,9 @@ function checkAnswer(url: string, response: Response): void {
   }
 }
 
-/** Whether two descriptions cannot be of the same file. What one of them does not say decides nothing. */
+/** Whether two versions differ in what both of them state. */
 export function differs(a: FileVersion, b: FileVersion): boolean {
-  // A server that compresses on the fly marks its tags as weak; the tag itself stays.
+  // Servers that compress mark the same tag as weak.
   const tag = (version: FileVersion): string | undefined => version.etag?.replace(/^W\//, "");
   if (tag(a) !== undefined && tag(b) !== undefined) {
     return tag(a) !== tag(b);
@@ -367,10 +348,9 @@ export function differs(a: FileVersion, b: FileVersion): boolean {
     || (a.lastModified !== undefined && b.lastModified !== undefined && a.lastModified !== b.lastModified);
 }
 
-/** What {@link describeImpostor} calls a web page. */
 export const A_WEB_PAGE = "a web page";
 
-/** Bytes that begin like something that people get instead of a model. Returns what it is. */
+/** What these bytes begin like, if not like a model. */
 export function describeImpostor(start: Uint8Array): string | undefined {
   const text = new TextDecoder("latin1").decode(start.subarray(0, 64)).trimStart().toLowerCase();
   if (/^<(!doctype|html|head|body)/.test(text)) {
@@ -385,32 +365,17 @@ export function describeImpostor(start: Uint8Array): string | undefined {
   return undefined;
 }
 
-/** `isPiece`: the answer may end before the file does. */
+/** `isPiece`: the response may end before the file. */
 function versionOf(response: Response, offset: number, isPiece = false): FileVersion {
-  const version: FileVersion = {};
-  const etag = response.headers.get("etag");
-  const lastModified = response.headers.get("last-modified");
   const length = integer(response.headers.get("content-length"));
   const encoding = response.headers.get("content-encoding") ?? "identity";
   const total = integer(/\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1]);
-  if (etag !== null) {
-    version.etag = etag;
-  }
-  if (lastModified !== null) {
-    version.lastModified = lastModified;
-  }
-  if (total !== undefined) {
-    version.size = total;
-  } else if (length !== undefined && encoding === "identity" && !(isPiece && response.status === 206)) {
-    version.size = response.status === 206 ? offset + length : length;
-  }
-  return version;
+  const isSize = length !== undefined && encoding === "identity" && !(isPiece && response.status === 206);
+  const size = total ?? (isSize ? (response.status === 206 ? offset + length : length) : undefined);
+  return defined({ size, etag: response.headers.get("etag") ?? undefined, lastModified: response.headers.get("last-modified") ?? undefined });
 }
 
-/**
- * Whether a partial answer begins where it was asked to. Other origins may hide the header; then the length has to do, of which `isLikely` tells
- * whether it may be right.
- */
+/** Whether a partial response begins at the offset. `isLikely` decides where another origin hides the header. */
 function startsAt(response: Response, offset: number, isLikely: boolean): boolean {
   const range = /^bytes (\d+)-\d+\/(?:\d+|\*)$/.exec(response.headers.get("content-range") ?? "");
   return range === null ? !response.headers.has("content-range") && isLikely : Number(range[1]) === offset;
@@ -429,12 +394,12 @@ function crossesOrigin(url: string): boolean {
   return own !== undefined && new URL(url).origin !== own;
 }
 
-/** The error for a connection that was there before. */
+/** The error for an established connection. */
 function broken(url: string, cause: unknown): TilewrightError {
   return new TilewrightError("network", `the connection to ${url} broke (${messageOf(cause)})`, { cause });
 }
 
-/** The error for a request that got no answer. A browser does not tell a page why, so the message has to name both reasons. */
+/** The error for a request without a response. Browsers hide the reason, so the message names both. */
 function unreachable(url: string, cause: unknown): TilewrightError {
   const reasons = crossesOrigin(url)
     ? "the server cannot be reached, or it does not let other sites' pages read its files (CORS)"
@@ -442,11 +407,17 @@ function unreachable(url: string, cause: unknown): TilewrightError {
   return new TilewrightError("network", `${url} could not be fetched: ${reasons} (${messageOf(cause)})`, { cause });
 }
 
-function refused(url: string, status: number): TilewrightError {
-  const meaning = status === 404 || status === 410 ? "there is no such file"
-    : status === 401 || status === 403 ? "the server does not give it to everyone"
-    : status === 429 ? "the server asks for fewer requests"
-    : status >= 500 ? "the server has a problem" : "the server refuses";
+const MEANINGS = {
+  401: "the server does not give it to everyone", 403: "the server does not give it to everyone",
+  404: "there is no such file", 410: "there is no such file",
+};
+
+/** The error for a response with an error status. */
+export function httpError(
+  url: string, status: number, who: string, meanings: Readonly<Record<number, string>>,
+): TilewrightError {
+  const meaning = meanings[status]
+    ?? (status === 429 ? `${who} asks for fewer requests` : status >= 500 ? `${who} has a problem` : `${who} refuses`);
   return new TilewrightError("http", `${url} could not be fetched: ${meaning} (HTTP status ${status})`, { status });
 }
 

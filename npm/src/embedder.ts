@@ -1,16 +1,18 @@
-/** Text encoders and the vectors that they make. */
+/** Encoders. */
 
 import { Embeddings } from "./embeddings.js";
 import { textOf, textsOf } from "./given.js";
+import { defined } from "./helpers.js";
 import type { EmbedderOptions } from "./load-options.js";
 import { loadInto } from "./load.js";
-import { defined, Loaded, progressOf } from "./loaded.js";
+import { Loaded, progressOf } from "./loaded.js";
 import { known } from "./options.js";
 import { specOf } from "./spec.js";
 import type { EmbedderInfo, EmbedOptions, ModelSource, PromptOptions } from "./types.js";
 
 /**
- * A text encoder (BERT, RoBERTa and what sentence-transformers makes of them), loaded onto a device in a worker of its own.
+ * A text encoder (BERT, RoBERTa and what sentence-transformers makes of them), loaded onto a device in a worker of its
+ * own.
  *
  * ```ts
  * const embedder = await Embedder.load("https://example.org/all-MiniLM-L6-v2/");
@@ -19,13 +21,13 @@ import type { EmbedderInfo, EmbedOptions, ModelSource, PromptOptions } from "./t
  * embedder.free();
  * ```
  *
- * A text's vector is the same to the last bit alone and in any list, on one device. Calls queue up in the order in which they are made.
+ * On one device, a text's vector does not depend on the other texts. Calls run in turn.
  */
 export class Embedder extends Loaded<EmbedderInfo> {
   /**
-   * Loads an encoder, from the same sources as a model.
+   * Loads an encoder from any source of a model.
    *
-   * @throws {@link TilewrightError}, `unsupported` for a model of another kind; or the reason of `options.signal`.
+   * @throws {@link TilewrightError}, `unsupported` for another kind of model; or the reason of `options.signal`.
    */
   static async load(source: ModelSource, options: EmbedderOptions = {}): Promise<Embedder> {
     const { maxTokens, pooling, normalize, maxBatchTokens, cachedVectors, memoryLimit, ...common } = known("Embedder.load", options);
@@ -34,9 +36,9 @@ export class Embedder extends Loaded<EmbedderInfo> {
   }
 
   /**
-   * The vector of one text. An empty text has one too.
+   * The vector of one text, which may be empty.
    *
-   * @throws {@link TilewrightError}, `option` for a prompt that the model's files do not have; or the reason of `options.signal`.
+   * @throws {@link TilewrightError}, `option` for an unknown prompt; or the reason of `options.signal`.
    */
   embed(text: string, options?: EmbedOptions): Promise<Float32Array>;
   /** The vectors of texts, in their order. */
@@ -48,7 +50,7 @@ export class Embedder extends Loaded<EmbedderInfo> {
     return typeof given === "string" ? vectors : new Embeddings(vectors, this.info.dims);
   }
 
-  /** Token ids of a text as the encoder reads it: behind the prompt, with the tokens around it, and cut to `info.maxTokens`. */
+  /** Token ids of a text with its prompt and special tokens, cut to `info.maxTokens`. */
   async tokenize(text: string, options: PromptOptions = {}): Promise<Uint32Array> {
     const { prompt } = known("Embedder.tokenize", options);
     return this.call("encode", { text: textOf("text", text), ...defined({ prompt }) });

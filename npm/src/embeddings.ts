@@ -1,8 +1,8 @@
-/** Vectors of texts. Iterate over it for one after the other. */
+/** Vectors of texts. Iterable. */
 export class Embeddings implements Iterable<Float32Array> {
-  /** All numbers, one vector behind the other. */
+  /** All vectors in one array. */
   readonly vectors: Float32Array;
-  /** Numbers in a vector. */
+  /** Length of a vector. */
   readonly dims: number;
 
   /** @internal */
@@ -11,7 +11,7 @@ export class Embeddings implements Iterable<Float32Array> {
     this.dims = dims;
   }
 
-  /** Vectors. */
+  /** Number of vectors. */
   get count(): number {
     return this.vectors.length / this.dims;
   }

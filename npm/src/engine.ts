@@ -1,392 +1,92 @@
-/** The caller's end of the line to the worker: starts it, sends calls, hands out answers, and notices when it is gone. */
+/** Continuous batching. */
 
-import { fileUrls } from "./configure.js";
-import { fromWire, messageOf, TilewrightError } from "./errors.js";
-import { FetchServer, type Fetch } from "./fetching.js";
-import { hear, type CallOptions, type Line } from "./line.js";
-import { besidePackage, importHidden, isNode } from "./platform.js";
-import type { CallName, Calls, FromWorker, LoadName, ToTarget, ToWorker } from "./protocol.js";
-import type { DeviceInfo, Notice, Progress } from "./types.js";
+import type { Connection } from "./connection.js";
+import { ensure } from "./errors.js";
+import { chatSpec, completionSpec, Generation, type SendRequest } from "./generation.js";
+import type { Loaded } from "./loaded.js";
+import { known } from "./options.js";
+import { finalizer } from "./platform.js";
+import { SharedConnection } from "./shared.js";
+import type { ChatMessage, EngineChatOptions, EngineGenerateOptions, EngineOptions, EngineStats, ModelInfo } from "./types.js";
 
-/** A worker of the browser or a thread of Node. */
-interface Thread {
-  post(message: ToWorker, transfer?: ArrayBuffer[]): void;
-  terminate(): void;
-  /** Whether the process should wait for the worker; browsers do not care. */
-  keepAlive(wanted: boolean): void;
-}
+const MAX_QUEUED = 1000;
 
-/** What a thread tells. */
-interface ThreadEvents {
-  onMessage(message: FromWorker): void;
-  onFailure(reason: string): void;
-}
+/** Frees engines that were collected. */
+const collected = finalizer<{ connection: Connection; engine: number }>(({ connection, engine }) => {
+  // The model may be gone, and its engines with it.
+  connection.call("freeEngine", { engine }).catch(() => {});
+});
 
-/** A call that waits for its answer. */
-interface Pending {
-  target: number;
-  resolve(value: unknown): void;
-  reject(error: unknown): void;
-  onEvent: ((value: unknown) => void) | undefined;
-  keeps?: object | undefined;
-}
+/**
+ * Continuous batching with a shared prefix cache: many sequences of a model per pass. {@link Model.engine} makes one.
+ *
+ * ```ts
+ * const engine = await model.engine({ maxSequences: 8 });
+ * const texts = await Promise.all(prompts.map((prompt) => engine.generate(prompt).text()));
+ * engine.free();
+ * ```
+ *
+ * A text does not depend on other requests. A model's own `generate` sums in another order, so it may differ where two
+ * tokens are almost equally likely.
+ */
+export class Engine {
+  readonly #model: Loaded<ModelInfo>;
+  readonly #number: number;
+  readonly #send: SendRequest = (request, options) =>
+    this.#model.connection.call("generateWith", { engine: this.#number, ...request }, { ...options, keeps: this });
 
-/** Milliseconds that a worker has to put things in order before it is ended. */
-const GRACE_MS = 2000;
-
-/** Bytes whose loss would be felt: the browser is asked to keep them. */
-const LARGE_BYTES = 50e6;
-
-/** A line to something in a worker of this page. */
-export class WorkerLine implements Line {
-  onNotice: ((notice: Notice) => void) | undefined;
-  onDevice: ((device: DeviceInfo) => void) | undefined;
-  onProgress: ((progress: Progress) => void) | undefined;
-  /** Called once when nothing can be asked any more. */
-  onEnd: ((error: TilewrightError) => void) | undefined;
-  readonly target: number;
-  readonly #engine: Engine;
-  #fetching: FetchServer | undefined;
-  /** Why nothing can be asked any more. */
-  #ended: TilewrightError | undefined;
-
-  /** @internal */
-  constructor(engine: Engine, target: number) {
-    this.#engine = engine;
-    this.target = target;
-  }
-
-  /** A line to something in a worker of its own. */
-  static async open(): Promise<WorkerLine> {
-    return (await Engine.start()).line();
-  }
-
-  sibling(): Line {
-    return this.#engine.line();
-  }
-
-  useFetch(fetch: Fetch): void {
-    this.#fetching = new FetchServer(fetch, (message) => this.#engine.post({ ...message, target: this.target }));
-  }
-
-  load<K extends LoadName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
-    return this.call(name, args, options);
-  }
-
-  async call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
-    if (this.#ended !== undefined) {
-      throw this.#ended;
-    }
-    return this.#engine.call(this.target, name, args, options);
-  }
-
-  async close(reason: string): Promise<void> {
-    if (this.#ended === undefined) {
-      const error = new TilewrightError("disposed", reason);
-      this.end(error);
-      await this.#engine.hangUp(this.target, error);
-    }
+  private constructor(model: Loaded<ModelInfo>, number: number) {
+    this.#model = model;
+    this.#number = number;
+    collected.register(this, { connection: model.connection, engine: number });
   }
 
   /** @internal */
-  receive(message: ToTarget): void {
-    switch (message.type) {
-      case "notice":
-      case "progress":
-      case "device":
-        hear(this, message);
-        break;
-      case "stored":
-        this.#engine.keepStored(message.bytes);
-        break;
-      case "ended": {
-        const error = fromWire(message.error);
-        this.end(error);
-        void this.#engine.hangUp(this.target, error);
-        break;
-      }
-      default:
-        this.#fetching?.receive(message);
-    }
+  static async of(model: Loaded<ModelInfo>, { maxQueued = MAX_QUEUED, ...options }: EngineOptions): Promise<Engine> {
+    ensure(!(model.connection instanceof SharedConnection),
+      "option", "the model is shared with other tabs, and an engine is not, expected a model without `shared`");
+    return new Engine(model, await model.call("makeEngine", { maxQueued, ...options }));
   }
 
-  /** @internal */
-  end(error: TilewrightError): void {
-    if (this.#ended === undefined) {
-      this.#ended = error;
-      this.#fetching?.close();
-      this.onEnd?.(error);
-    }
-  }
-}
-
-/** A worker with an engine, and the lines to what it holds. It ends with the last of them. */
-class Engine {
-  #thread: Thread | undefined;
-  readonly #lines = new Map<number, WorkerLine>();
-  #nextTarget = 0;
-  readonly #pending = new Map<number, Pending>();
-  #nextId = 0;
-  /** Why nothing can be asked any more. */
-  #ended: TilewrightError | undefined;
-  readonly #watch = new AbortController();
-  #ready: (() => void) | undefined;
-  #storedBytes = 0;
-
-  private constructor() {}
-
-  /** Starts a worker. */
-  static async start(): Promise<Engine> {
-    const engine = new Engine();
-    const ready = new Promise<void>((resolve, reject) => {
-      engine.#ready = resolve;
-      engine.#pending.set(-1, { target: -1, resolve: () => resolve(), reject, onEvent: undefined });
-    });
-    engine.#thread = await startThread({
-      onMessage: (message) => engine.#receive(message),
-      onFailure: (reason) => engine.#end(new TilewrightError("worker_crashed", reason)),
-    });
-    await ready;
-    engine.#pending.delete(-1);
-    const { wasmUrl, textWasmUrl } = fileUrls();
-    engine.#thread.post({ type: "files", wasm: wasmUrl, textWasm: textWasmUrl });
-    engine.#thread.keepAlive(false);
-    return engine;
+  /**
+   * Continues a text or a sequence of tokens. Cached prefixes are not computed again. The request is queued at once.
+   *
+   * @throws TypeError, at once, for an unknown option.
+   * @throws {@link TilewrightError} `busy` from the generation if the queue is full.
+   */
+  generate(prompt: string | Uint32Array | readonly number[], options: EngineGenerateOptions = {}): Generation {
+    const spec = completionSpec(prompt, known("Engine.generate", options));
+    return new Generation(this.#send, spec);
   }
 
-  /** A line to something new. */
-  line(): WorkerLine {
-    const line = new WorkerLine(this, this.#nextTarget);
-    this.#nextTarget += 1;
-    this.#lines.set(line.target, line);
-    return line;
+  /**
+   * Continues a conversation, rendered by the model's chat template.
+   *
+   * @throws TypeError, at once, for an unknown option.
+   * @throws {@link TilewrightError} from the generation: `template` as of {@link Model.chat}, `busy` if the queue is
+   * full.
+   */
+  chat(messages: readonly ChatMessage[], options: EngineChatOptions = {}): Generation {
+    const spec = chatSpec(messages, known("Engine.chat", options));
+    return new Generation(this.#send, spec);
   }
 
-  post(message: ToWorker): void {
-    this.#thread?.post(message);
+  stats(): Promise<EngineStats> {
+    return this.#model.connection.call("engineStats", { engine: this.#number }, { keeps: this });
   }
 
-  call<K extends CallName>(
-    target: number, name: K, args: Calls[K]["args"], { signal, ending, transfer, onEvent, keeps }: CallOptions<K>,
-  ): Promise<Calls[K]["reply"]> {
-    return new Promise((resolve, reject) => {
-      signal?.throwIfAborted();
-      if (this.#ended !== undefined) {
-        throw this.#ended;
-      }
-      const id = this.#nextId;
-      this.#nextId += 1;
-      const abort = (): void => {
-        this.post({ type: "abort", id });
-        const pending = this.#pending.get(id);
-        if (pending !== undefined) {
-          pending.onEvent = undefined;
-        }
-        reject(signal?.reason);
-      };
-      const stop = (): void => this.post({ type: "stop", id });
-      const settled = (): void => {
-        signal?.removeEventListener("abort", abort);
-        ending?.removeEventListener("abort", stop);
-      };
-      this.#thread?.post({ type: "call", id, target, name, args }, transfer);
-      this.#pending.set(id, {
-        target,
-        resolve: (value) => {
-          settled();
-          resolve(value as Calls[K]["reply"]);
-        },
-        reject: (error) => {
-          settled();
-          reject(error);
-        },
-        onEvent: onEvent as Pending["onEvent"],
-        keeps,
-      });
-      this.#thread?.keepAlive(true);
-      signal?.addEventListener("abort", abort, { once: true });
-      ending?.addEventListener("abort", stop, { once: true });
-      if (ending?.aborted === true) {
-        stop();
-      }
-    });
+  /** Frees its cache, and rejects its requests with `disposed`. Freeing the model frees it as well. */
+  free(): void {
+    void this[Symbol.asyncDispose]();
   }
 
-  /** Frees a target as soon as the worker has put things in order, and ends the worker if there is no other. */
-  async hangUp(target: number, reason: TilewrightError): Promise<void> {
-    this.#lines.delete(target);
-    if (this.#ended !== undefined) {
-      return;
-    }
-    for (const [id, pending] of this.#pending) {
-      if (pending.target === target) {
-        this.post({ type: "abort", id });
-        pending.reject(reason);
-        pending.onEvent = undefined;
-      }
-    }
-    let timer: ReturnType<typeof setTimeout> | undefined;
-    const patience = new Promise<void>((resolve) => {
-      timer = setTimeout(resolve, GRACE_MS);
-    });
-    // The worker's memory goes with it, so it does not matter whether it came to freeing it.
-    await Promise.race([this.call(target, "close", {}, {}).then(() => {}, () => {}), patience]);
-    clearTimeout(timer);
-    if (this.#lines.size === 0) {
-      this.#end(reason);
-    }
+  [Symbol.dispose](): void {
+    this.free();
   }
 
-  #receive(message: FromWorker): void {
-    switch (message.type) {
-      case "ready":
-        if (message.lock !== undefined) {
-          this.#watchLock(message.lock);
-        }
-        this.#ready?.();
-        break;
-      case "event":
-        this.#pending.get(message.id)?.onEvent?.(message.value);
-        break;
-      case "reply":
-        this.#settle(message.id)?.resolve(message.value);
-        break;
-      case "fail":
-        this.#settle(message.id)?.reject(fromWire(message.error));
-        if (message.error.fatal) {
-          this.#end(fromWire(message.error));
-        }
-        break;
-      case "fatal":
-        this.#end(fromWire(message.error));
-        break;
-      default:
-        this.#lines.get(message.target)?.receive(message);
-    }
+  /** As `free`; resolves when it is done. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    // The model may be freed already.
+    await this.#model.connection.call("freeEngine", { engine: this.#number }).catch(() => {});
   }
-
-  /** Asks the browser once not to delete what is kept when its disk is full. Only pages may ask, not their workers. */
-  keepStored(bytes: number): void {
-    const before = this.#storedBytes;
-    this.#storedBytes += bytes;
-    if (before < LARGE_BYTES && this.#storedBytes >= LARGE_BYTES) {
-      // A browser that refuses may delete the copy some day; then it is downloaded again.
-      const storage = globalThis.navigator?.storage as { persist?(): Promise<boolean> } | undefined;
-      storage?.persist?.().catch(() => {});
-    }
-  }
-
-  #settle(id: number): Pending | undefined {
-    const pending = this.#pending.get(id);
-    this.#pending.delete(id);
-    if (this.#pending.size === 0) {
-      this.#thread?.keepAlive(false);
-    }
-    return pending;
-  }
-
-  /** Waits for the lock that the worker holds: who gets it knows that the worker is gone, even if nobody said so. */
-  #watchLock(name: string): void {
-    navigator.locks.request(name, { signal: this.#watch.signal }, () => {
-      this.#end(new TilewrightError("worker_crashed", "the worker with the engine is gone; the browser or someone else ended it"));
-    }).catch(() => {
-      // Not watching any more: the engine has ended otherwise.
-    });
-  }
-
-  #end(error: TilewrightError): void {
-    this.#ended ??= error;
-    this.#watch.abort();
-    this.#lines.forEach((line) => line.end(error));
-    this.#thread?.terminate();
-    const waiting = [...this.#pending.values()];
-    this.#pending.clear();
-    for (const { reject } of waiting) {
-      reject(this.#ended);
-    }
-  }
-}
-
-async function startThread(events: ThreadEvents): Promise<Thread> {
-  return isNode ? startNodeThread(events) : startWorker(events);
-}
-
-function startWorker({ onMessage, onFailure }: ThreadEvents): Thread {
-  if (typeof Worker === "undefined") {
-    throw new TilewrightError("unsupported_platform", "the engine needs Web Workers, and there are none here");
-  }
-  const other = fileUrls().workerUrl ?? foreignWorker();
-  const blob = other !== undefined && isForeign(other) ? blobImporting(other) : undefined;
-  let worker: Worker;
-  try {
-    // Bundlers find the worker by these very words.
-    worker = other === undefined ? new Worker(new URL("./worker.js", import.meta.url), { type: "module" }) : new Worker(blob ?? other, { type: "module" });
-  } catch (error) {
-    revoke(blob);
-    throw new TilewrightError("unsupported_platform", `the engine's worker cannot be started: ${messageOf(error)}`, { cause: error });
-  }
-  worker.addEventListener("message", () => revoke(blob), { once: true });
-  worker.addEventListener("message", (event) => onMessage(event.data as FromWorker));
-  worker.addEventListener("messageerror", () => onFailure("a message from the engine could not be read"));
-  worker.addEventListener("error", (event) => {
-    event.preventDefault();
-    revoke(blob);
-    onFailure(event.message ? `the worker with the engine failed: ${event.message}` : unloadable(other, blob));
-  });
-  return { post: (message, transfer = []) => worker.postMessage(message, transfer), terminate: () => worker.terminate(), keepAlive: () => {} };
-}
-
-/** Whether an address is of another origin than the page, whose workers browsers refuse. Deno refuses none. */
-function isForeign(url: string): boolean {
-  return !("Deno" in globalThis) && /^https?:/.test(url) && new URL(url).origin !== globalThis.origin;
-}
-
-/** The worker beside the package, if that came from another origin. Within a bundle it is wherever the bundler put it. */
-function foreignWorker(): string | undefined {
-  const url = besidePackage("worker.js").href;
-  return isForeign(url) ? url : undefined;
-}
-
-/** A module of the page's own origin that does nothing but import another one. */
-function blobImporting(url: string): string {
-  return URL.createObjectURL(new Blob([`import ${JSON.stringify(url)};`], { type: "text/javascript" }));
-}
-
-function revoke(blob: string | undefined): void {
-  if (blob !== undefined) {
-    URL.revokeObjectURL(blob);
-  }
-}
-
-function unloadable(url: string | undefined, blob: string | undefined): string {
-  const what = "the worker with the engine could not be loaded";
-  if (url === undefined && besidePackage("").pathname.includes("/.vite/")) {
-    return `${what}; before version 8, Vite needs \`optimizeDeps: { exclude: ["tilewright"] }\` in its configuration`;
-  }
-  if (url === undefined) {
-    return `${what}; check that worker.js is served beside the package, or say where it is with configure({ workerUrl })`;
-  }
-  return blob === undefined
-    ? `${what} from ${url}`
-    : `${what} from ${url}; its server must allow that (CORS), and a Content Security Policy needs \`worker-src blob: ${new URL(url).origin}\``;
-}
-
-async function startNodeThread({ onMessage, onFailure }: ThreadEvents): Promise<Thread> {
-  const { Worker: NodeWorker } = await importHidden<typeof import("node:worker_threads")>("node:worker_threads");
-  const url = new URL(fileUrls().workerUrl ?? besidePackage("worker.js"));
-  let thread: import("node:worker_threads").Worker;
-  try {
-    thread = new NodeWorker(url);
-  } catch (error) {
-    throw new TilewrightError("unsupported_platform", `the engine's thread cannot be started from ${url}: ${messageOf(error)}`, { cause: error });
-  }
-  thread.on("message", onMessage);
-  thread.on("messageerror", () => onFailure("a message from the engine could not be read"));
-  thread.on("error", (error) => onFailure(`the thread with the engine failed: ${messageOf(error)}`));
-  thread.on("exit", () => onFailure("the thread with the engine is gone"));
-  return {
-    post: (message, transfer) => thread.postMessage(message, transfer),
-    terminate: () => void thread.terminate(),
-    keepAlive: (wanted) => wanted ? thread.ref() : thread.unref(),
-  };
 }

@@ -1,26 +1,26 @@
-/** Errors of the package: one class, with a code for programs and a message for people. */
+/** Errors of the package. */
 
 /** What went wrong, for programs. */
 export type ErrorCode =
   /** The file breaks its format. */
   | "format"
-  /** The file is well formed and uses something that is not supported. */
+  /** The file is valid but not supported. */
   | "unsupported"
-  /** The model's configuration is missing a value or contradicts itself. */
+  /** The model's configuration is incomplete or contradictory. */
   | "config"
-  /** An adapter is one of another model, or none. */
+  /** An adapter is invalid, or for another model. */
   | "adapter"
   /** The model does not fit the memory limit. */
   | "memory"
   /** An option is out of range. */
   | "option"
-  /** What a text must match is invalid, contradicts itself, cannot be enforced or is too large; or no token can follow. */
+  /** A constraint is invalid, contradictory, too large or cannot be enforced; or no token can follow. */
   | "constraint"
-  /** The prompt and the tokens asked for do not fit the context. */
+  /** The prompt does not fit the context. */
   | "context_full"
-  /** As many texts wait as may. */
+  /** The queue is full. */
   | "busy"
-  /** The engine that had the text is gone. */
+  /** The engine is gone. */
   | "stopped"
   /** The vocabulary is inconsistent. */
   | "tokenizer"
@@ -28,7 +28,7 @@ export type ErrorCode =
   | "template"
   /** The GPU device was lost and could not be rebuilt. */
   | "device_lost"
-  /** The GPU has no memory left for a buffer; smaller models, contexts or batches may still fit. */
+  /** The GPU is out of memory; smaller models, contexts or batches may still fit. */
   | "out_of_memory"
   /** The GPU reported an error. */
   | "gpu"
@@ -36,29 +36,29 @@ export type ErrorCode =
   | "no_adapter"
   /** The model exceeds a limit of the adapter. */
   | "limit"
-  /** The model computed a number that is not finite. */
+  /** The model computed a non-finite number. */
   | "non_finite"
   /** The file ends too early. */
   | "truncated"
   /** An operand of a kernel has the wrong shape. */
   | "shape"
-  /** An argument of a kernel is outside what it computes. */
+  /** An argument of a kernel is out of range. */
   | "operand"
-  /** An index does not take these vectors or ids, or is one for another model. */
+  /** Vectors or ids do not suit the index, or it is for another model. */
   | "index"
-  /** The connection failed and trying again did not help, or the server does not let other sites' pages read its files (CORS). */
+  /** The connection failed repeatedly, or the server forbids access by other sites (CORS). */
   | "network"
-  /** The server answered with an error status, which `status` has. */
+  /** The server responded with an error, see `status`. */
   | "http"
-  /** The address holds something else, such as a web page. */
+  /** The file is something else, such as a web page. */
   | "not_a_model"
-  /** The server's answers to range requests contradict each other, or the file changed during the download. */
+  /** The server's range responses are inconsistent, or the file changed during the download. */
   | "range"
-  /** A file has another SHA-256 than the caller or the hub says. */
+  /** A file's SHA-256 differs from the caller's or the hub's. */
   | "digest"
   /** The browser's storage is full. */
   | "quota"
-  /** The browser's storage failed, a kept file is damaged, or a file cannot be read any more. */
+  /** The browser's storage failed, a stored file is damaged, or a file cannot be read any more. */
   | "storage"
   /** A call was aborted without a reason of its own. */
   | "aborted"
@@ -66,26 +66,31 @@ export type ErrorCode =
   | "worker_crashed"
   /** A GPU was demanded, and there is none. */
   | "webgpu_unavailable"
-  /** A client has no model of the name that a request has. */
+  /** A client has no model of the requested name. */
   | "model_not_found"
   /** The model was freed. */
   | "disposed"
-  /** The platform lacks something that the package needs, such as module workers. */
+  /** The platform lacks a requirement, such as module workers. */
   | "unsupported_platform"
-  /** A fault of the package itself. */
+  /** A bug of the package. */
   | "internal";
 
-/** Every error that the package throws itself; an abort throws the signal's reason instead. */
+interface TilewrightErrorOptions {
+  cause?: unknown;
+  status?: number | undefined;
+  param?: string;
+}
+
+/** The package's errors; an abort throws the signal's reason instead. */
 export class TilewrightError extends Error {
   override readonly name = "TilewrightError";
-  /** What went wrong, for programs. */
   readonly code: ErrorCode;
-  /** The HTTP status that the server answered with, where `code` is `http`. */
+  /** The HTTP status, with the code `http`. */
   readonly status: number | undefined;
-  /** The field that is at fault, of a request in the shape of OpenAI's API. */
+  /** The invalid field of a request of OpenAI's API. */
   readonly param: string | undefined;
 
-  constructor(code: ErrorCode, message: string, { status, param, ...options }: { cause?: unknown; status?: number | undefined; param?: string } = {}) {
+  constructor(code: ErrorCode, message: string, { status, param, ...options }: TilewrightErrorOptions = {}) {
     super(message, options);
     this.code = code;
     this.status = status;
@@ -93,7 +98,16 @@ export class TilewrightError extends Error {
   }
 }
 
-/** An error as it travels between threads. `fatal`: the engine cannot be used any more. */
+/** Throws unless the condition holds. */
+export function ensure(
+  condition: unknown, code: ErrorCode, message: string, options: TilewrightErrorOptions = {},
+): asserts condition {
+  if (!condition) {
+    throw new TilewrightError(code, message, options);
+  }
+}
+
+/** An error as a message between threads. `fatal`: the engine is broken. */
 export interface WireError {
   code: ErrorCode;
   message: string;
@@ -102,13 +116,12 @@ export interface WireError {
   fatal: boolean;
 }
 
-/** Codes that the engine in WASM gives to its errors. */
+/** Codes of the WASM engine's errors. */
 export const ENGINE_CODES: ReadonlySet<string> = new Set<ErrorCode>([
   "format", "unsupported", "config", "memory", "option", "constraint", "context_full", "busy", "stopped", "tokenizer", "template", "device_lost", "out_of_memory", "gpu",
   "adapter", "no_adapter", "limit", "non_finite", "truncated", "shape", "operand", "index",
 ]);
 
-/** Code of any thrown value. */
 export function codeOf(error: unknown): ErrorCode {
   if (error instanceof TilewrightError) {
     return error.code;
@@ -134,22 +147,20 @@ export function codeOf(error: unknown): ErrorCode {
   return "internal";
 }
 
-/** Message of any thrown value. */
 export function messageOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }
 
-/** Whether WASM stopped in the middle of something: its memory is in no defined state afterwards. */
+/** Whether WASM trapped, so that its memory is in an undefined state. */
 export function isTrap(error: unknown): boolean {
   return error instanceof WebAssembly.RuntimeError
     || (error instanceof RangeError && error.message.includes("call stack"))
     // Firefox has an error of its own.
     || (error instanceof Error && error.name === "InternalError" && error.message.includes("recursion"))
-    // By wasm-bindgen: a trap left it borrowed, and was caught.
+    // From wasm-bindgen: an earlier trap left it borrowed.
     || (error instanceof Error && error.message.includes("Rust value while it was borrowed"));
 }
 
-/** Prepares any thrown value for the journey to the other thread. */
 export function toWire(error: unknown): WireError {
   const fatal = isTrap(error);
   const message = fatal ? `the engine stopped: ${messageOf(error)}` : messageOf(error);
@@ -157,7 +168,7 @@ export function toWire(error: unknown): WireError {
   return { code: codeOf(error), message, status: error instanceof TilewrightError ? error.status : undefined, stack, fatal };
 }
 
-/** The error at the end of the journey; its cause has the stack of the other thread. */
+/** Its cause has the stack of the other thread. */
 export function fromWire({ code, message, status, stack }: WireError): TilewrightError {
   return new TilewrightError(code, message, { status, ...(stack === undefined ? {} : { cause: stack }) });
 }

@@ -1,22 +1,19 @@
-/**
- * A `fetch` of the caller's own for what the worker downloads: functions do not go to workers, so requests come to the caller's thread, and
- * the worker asks for each piece of an answer when it wants it.
- */
+/** A caller's own `fetch`: it runs in the caller's thread, and the worker pulls each piece of a response. */
 
 import { messageOf } from "./errors.js";
+import { defined } from "./helpers.js";
 import type { FetchFromWorker, FetchToWorker } from "./protocol.js";
 
-/** What is used of `fetch`. */
+/** The part of `fetch` that is used. */
 export type Fetch = (url: string, init?: RequestInit) => Promise<Response>;
 
-/** Redirects that are followed. */
 const MOST_REDIRECTS = 10;
-/** Whether redirects are shown to whoever asks for that: by Node and Deno, and by no browser. */
+/** Whether `fetch` shows redirects: in Node and Deno, and in no browser. */
 let seesRedirects = true;
 
 /**
- * The engine's `fetch`, which does not carry `Authorization` to another origin. Specifications say so of redirects since 2022, but older
- * engines do not do it: where redirects are shown, they are followed here, and never from HTTPS to HTTP. A browser shows none to anybody.
+ * `fetch` that does not send `Authorization` to another origin. Older engines do after redirects: where these are
+ * visible, they are followed here, and never from HTTPS to HTTP.
  */
 export const ownFetch: Fetch = async (url, init = {}) => {
   const headers = new Headers(init.headers);
@@ -51,22 +48,16 @@ export const ownFetch: Fetch = async (url, init = {}) => {
   return fetch(url, init);
 };
 
-/** A request that the caller's function answers. */
-interface Answering {
+interface ActiveRequest {
   stop: AbortController;
   reader?: ReadableStreamDefaultReader<Uint8Array> | undefined;
 }
 
-/** The caller's end. */
+/** The caller's end: runs requests. */
 export class FetchServer {
-  readonly #fetch: Fetch;
-  readonly #post: (message: FetchToWorker) => void;
-  readonly #answering = new Map<number, Answering>();
+  readonly #requests = new Map<number, ActiveRequest>();
 
-  constructor(fetch: Fetch, post: (message: FetchToWorker) => void) {
-    this.#fetch = fetch;
-    this.#post = post;
-  }
+  constructor(private readonly fetch: Fetch, private readonly post: (message: FetchToWorker) => void) {}
 
   receive(message: FetchFromWorker): void {
     switch (message.type) {
@@ -82,29 +73,28 @@ export class FetchServer {
     }
   }
 
-  /** Ends all requests. */
   close(): void {
-    for (const id of [...this.#answering.keys()]) {
+    for (const id of [...this.#requests.keys()]) {
       this.#end(id);
     }
   }
 
   async #begin({ id, url, method, headers }: FetchFromWorker & { type: "fetch" }): Promise<void> {
-    const answering: Answering = { stop: new AbortController() };
-    this.#answering.set(id, answering);
+    const request: ActiveRequest = { stop: new AbortController() };
+    this.#requests.set(id, request);
     try {
-      const fetch = this.#fetch;
-      const response = await fetch(url, { method, headers, signal: answering.stop.signal, cache: "no-store" });
-      if (answering.stop.signal.aborted) {
-        // The function did not care, and nobody reads any more.
+      const fetch = this.fetch;
+      const response = await fetch(url, { method, headers, signal: request.stop.signal, cache: "no-store" });
+      if (request.stop.signal.aborted) {
+        // The function ignored the abort.
         void response.body?.cancel().catch(() => {});
         return;
       }
-      answering.reader = response.body?.getReader();
-      if (answering.reader === undefined) {
-        this.#answering.delete(id);
+      request.reader = response.body?.getReader();
+      if (request.reader === undefined) {
+        this.#requests.delete(id);
       }
-      this.#post({ type: "fetched", id, status: response.status, headers: Object.fromEntries(response.headers), hasBody: response.body !== null });
+      this.post({ type: "fetched", id, status: response.status, headers: Object.fromEntries(response.headers), hasBody: response.body !== null });
     } catch (error) {
       this.#fail(id, error);
     }
@@ -112,47 +102,44 @@ export class FetchServer {
 
   async #more(id: number): Promise<void> {
     try {
-      const value = (await this.#answering.get(id)?.reader?.read())?.value;
+      const value = (await this.#requests.get(id)?.reader?.read())?.value;
       if (value === undefined) {
-        this.#answering.delete(id);
+        this.#requests.delete(id);
       }
-      this.#post({ type: "fetchedPart", id, ...(value === undefined ? {} : { bytes: value }) });
+      this.post({ type: "fetchedPart", id, ...defined({ bytes: value }) });
     } catch (error) {
       this.#fail(id, error);
     }
   }
 
   #fail(id: number, error: unknown): void {
-    this.#answering.delete(id);
-    this.#post({ type: "fetchFailed", id, message: messageOf(error) });
+    this.#requests.delete(id);
+    this.post({ type: "fetchFailed", id, message: messageOf(error) });
   }
 
   #end(id: number): void {
-    const answering = this.#answering.get(id);
-    this.#answering.delete(id);
-    answering?.stop.abort();
-    void answering?.reader?.cancel().catch(() => {});
+    const request = this.#requests.get(id);
+    this.#requests.delete(id);
+    request?.stop.abort();
+    void request?.reader?.cancel().catch(() => {});
   }
 }
 
-/** A request that waits for its answer, or for more of it. */
+/** A request that waits for its response, or for more of it. */
 interface Waiting {
-  onAnswer(message: FetchToWorker & { type: "fetched" }): void;
+  onResponse(message: FetchToWorker & { type: "fetched" }): void;
   onPart(bytes: Uint8Array | undefined): void;
   onFailure(error: Error): void;
 }
 
-/** The worker's end. */
+/** The worker's end: sends requests. */
 export class FetchClient {
-  readonly #post: (message: FetchFromWorker) => void;
   readonly #waiting = new Map<number, Waiting>();
   #nextId = 0;
 
-  constructor(post: (message: FetchFromWorker) => void) {
-    this.#post = post;
-  }
+  constructor(private readonly post: (message: FetchFromWorker) => void) {}
 
-  /** As `fetch`; of `init` it knows method, headers and signal. */
+  /** `fetch` with method, headers and signal. */
   readonly fetch: Fetch = (url, { method = "GET", headers, signal } = {}) => new Promise((resolve, reject) => {
     signal?.throwIfAborted();
     const id = this.#nextId;
@@ -166,17 +153,16 @@ export class FetchClient {
     const fail = (error: unknown): void => {
       forget();
       reject(error);
-      // Whoever reads hears of it, now or at the next read.
       stream?.error(error);
       part?.reject(error);
     };
     const abort = (): void => {
-      this.#post({ type: "fetchEnd", id });
+      this.post({ type: "fetchEnd", id });
       fail(signal?.reason);
     };
     signal?.addEventListener("abort", abort, { once: true });
     this.#waiting.set(id, {
-      onAnswer: ({ status, headers: given, hasBody }) => {
+      onResponse: ({ status, headers: given, hasBody }) => {
         if (!hasBody) {
           forget();
         }
@@ -186,17 +172,17 @@ export class FetchClient {
           },
           pull: () => new Promise<void>((more, broken) => {
             part = { resolve: more, reject: broken };
-            this.#post({ type: "fetchMore", id });
+            this.post({ type: "fetchMore", id });
           }),
           cancel: () => {
             forget();
-            this.#post({ type: "fetchEnd", id });
+            this.post({ type: "fetchEnd", id });
           },
         }, { highWaterMark: 0 }) : null;
         try {
           resolve(new Response(body, { status, headers: given }));
         } catch (error) {
-          // Such as a status that no answer has: an opaque one, which nobody may read.
+          // Such as the status 0 of an opaque response.
           fail(error);
         }
       },
@@ -211,14 +197,14 @@ export class FetchClient {
       },
       onFailure: fail,
     });
-    this.#post({ type: "fetch", id, url, method, headers: Object.fromEntries(new Headers(headers)) });
+    this.post({ type: "fetch", id, url, method, headers: Object.fromEntries(new Headers(headers)) });
   });
 
   receive(message: FetchToWorker): void {
     const waiting = this.#waiting.get(message.id);
     switch (message.type) {
       case "fetched":
-        waiting?.onAnswer(message);
+        waiting?.onResponse(message);
         break;
       case "fetchedPart":
         waiting?.onPart(message.bytes);

@@ -1,9 +1,9 @@
-/** What a text must match and which tools may be called, as callers say it, checked and made into what the worker is told. */
+/** Converts response formats and tool choices into the worker's terms. */
 
-import { messageOf, TilewrightError } from "./errors.js";
+import { ensure, messageOf, TilewrightError } from "./errors.js";
 import type { ResponseFormat, ToolChoice } from "./types.js";
 
-/** The other key of each format, and what its value is. */
+/** Each format's other key, and the types of its value. */
 const KEYS = {
   json_object: undefined,
   json_schema: ["schema", ["object", "boolean"]],
@@ -13,9 +13,9 @@ const KEYS = {
 } as const;
 
 /**
- * JSON of what a text must match; nothing for any text.
+ * A format as JSON; `undefined` for any text.
  *
- * @throws {@link TilewrightError}: `option` for what is no format, `constraint` for a schema that is no JSON.
+ * @throws {@link TilewrightError}: `option` for an unknown format, `constraint` for a schema that is no JSON.
  */
 export function constraintOf(format: ResponseFormat | undefined): string | undefined {
   if (format === undefined || format?.type === "text") {
@@ -31,29 +31,23 @@ export function constraintOf(format: ResponseFormat | undefined): string | undef
   }
   const [name, kinds] = key;
   const value = (format as unknown as Record<string, unknown>)[name];
-  if (value === null || !(kinds as readonly string[]).includes(typeof value)) {
-    throw new TilewrightError("option", `responseFormat.${name} is ${value === null ? "null" : typeof value}, expected ${kinds.join(" or ")}`);
-  }
+  ensure(value !== null && (kinds as readonly string[]).includes(typeof value),
+    "option", `responseFormat.${name} is ${value === null ? "null" : typeof value}, expected ${kinds.join(" or ")}`);
   return asJson("responseFormat", { type: format.type, [name]: value });
 }
 
-/**
- * `auto`, `none`, `required`, or the name of the tool.
- *
- * @throws {@link TilewrightError}, `option`, for what is no choice.
- */
+/** Validates a choice. */
 export function toolChoiceOf(choice: ToolChoice | undefined): Exclude<ToolChoice, object> | { name: string } {
   if (choice === undefined || choice === "auto" || choice === "none" || choice === "required") {
     return choice ?? "auto";
   }
   const name: unknown = choice?.function?.name;
-  if (typeof name !== "string") {
-    throw new TilewrightError("option", 'toolChoice is none that is known, expected "auto", "none", "required" or { type: "function", function: { name } }');
-  }
+  ensure(typeof name === "string",
+    "option", 'toolChoice is none that is known, expected "auto", "none", "required" or { type: "function", function: { name } }');
   return { name };
 }
 
-/** JSON of what a caller gave. What is too deep or goes round in circles is none. */
+/** JSON of a value, which fails for deep and circular ones. */
 export function asJson(option: string, value: unknown): string {
   try {
     return JSON.stringify(value);

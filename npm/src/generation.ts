@@ -1,47 +1,46 @@
-/** Texts while they are generated, and what is asked for to have one. */
+/** Generations, and the requests for them. */
 
-import { TilewrightError } from "./errors.js";
+import type { CallOptions } from "./connection.js";
+import { ensure, TilewrightError } from "./errors.js";
 import { asJson, constraintOf, toolChoiceOf } from "./format.js";
 import { isId } from "./given.js";
-import type { CallOptions } from "./line.js";
-import { defined } from "./loaded.js";
-import type { AnswerRequest, GenerateEvent, GenerateRequest, Prompt } from "./protocol.js";
+import { defined } from "./helpers.js";
+import type { OutputRequest, GenerateEvent, GenerateRequest, Prompt } from "./protocol.js";
 import type { ChatMessage, ChatOptions, GenerateOptions, GenerateResult, GenerationUsage, Piece } from "./types.js";
 
-/** Asks the worker for a text. */
-export type Ask = (request: GenerateRequest, options: CallOptions<"generate">) => Promise<GenerateResult>;
+export type SendRequest = (request: GenerateRequest, options: CallOptions<"generate">) => Promise<GenerateResult>;
 
-/** What a text is to be. What is wrong with the answer that is wanted is an error of the generation. */
-interface Asked {
+/** A generation's request. Errors of `output` are the generation's. */
+interface GenerationSpec {
   prompt: Prompt;
   options: Omit<GenerateOptions, "responseFormat">;
-  answer: () => AnswerRequest;
+  output: () => OutputRequest;
 }
 
-/** What goes on from a text or from tokens. */
-export function continuing(given: string | Uint32Array | readonly number[], { responseFormat, ...options }: GenerateOptions): Asked {
+/** The continuation of a text or of tokens. */
+export function completionSpec(
+  given: string | Uint32Array | readonly number[], { responseFormat, ...options }: GenerateOptions,
+): GenerationSpec {
   const prompt: Prompt = typeof given === "string" ? { kind: "text", text: given } : { kind: "tokens", ids: Uint32Array.from(given) };
-  return { prompt, options, answer: () => ({ ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false }) };
+  return { prompt, options, output: () => ({ ...defined({ constraint: constraintOf(responseFormat) }), reads: false, mayThink: false }) };
 }
 
-/** The answer to a conversation. */
-export function answering(messages: readonly ChatMessage[], options: ChatOptions): Asked {
+/** The reply to a conversation. */
+export function chatSpec(messages: readonly ChatMessage[], options: ChatOptions): GenerationSpec {
   const { tools, toolChoice, parallelToolCalls, thinking, responseFormat, documents, templateVariables, templateName, continueFinalMessage, ...generate } =
   options;
   const variables = typeof thinking !== "boolean" ? templateVariables : { enable_thinking: thinking, thinking, ...templateVariables };
-  const told = defined({ tools, documents, templateVariables: variables, templateName, continueFinalMessage });
-  const prompt: Prompt = { kind: "chat", messages: messages.map((message) => ({ ...message })), told };
-  return { prompt, options: generate, answer: () => {
+  const templateOptions = defined({ tools, documents, templateVariables: variables, templateName, continueFinalMessage });
+  const prompt: Prompt = { kind: "chat", messages: messages.map((message) => ({ ...message })), templateOptions };
+  return { prompt, options: generate, output: () => {
     const constraint = constraintOf(responseFormat);
     const choice = toolChoiceOf(toolChoice);
     const some = tools !== undefined && tools.length > 0 ? asJson("tools", tools) : undefined;
-    if (some === undefined && choice !== "auto" && choice !== "none") {
-      throw new TilewrightError("option", "toolChoice asks for a call, and there are no tools");
-    }
+    ensure(some !== undefined || choice === "auto" || choice === "none",
+      "option", "toolChoice asks for a call, and there are no tools");
     const isBound = constraint !== undefined || continueFinalMessage === true;
-    if (isBound && choice !== "auto" && choice !== "none") {
-      throw new TilewrightError("option", "toolChoice asks for a call, and a responseFormat or the final message leaves no room for it");
-    }
+    ensure(!isBound || choice === "auto" || choice === "none",
+      "option", "toolChoice asks for a call, and a responseFormat or the final message leaves no room for it");
     return {
       ...defined({ constraint, tools: some, toolChoice: isBound ? undefined : choice, parallel: parallelToolCalls }),
       reads: constraint !== undefined || thinking !== undefined || toolChoice !== undefined || some !== undefined,
@@ -51,24 +50,23 @@ export function answering(messages: readonly ChatMessage[], options: ChatOptions
 }
 
 /**
- * A text while it is generated. Iterate over it for its pieces, or await {@link Generation.text}.
+ * A running generation. Iterate over its pieces, or await {@link Generation.text}.
  *
- * Leaving the loop early stops the generation, as {@link Generation.stop} does. An abort makes the loop, `text()` and `result` throw the
- * signal's reason.
+ * Leaving the loop early stops the generation, as {@link Generation.stop} does. An abort makes the loop, `text()` and
+ * `result` throw the signal's reason.
  */
 export class Generation implements AsyncIterable<Piece> {
-  /** What the generation came to, when it is over. */
   readonly result: Promise<GenerateResult>;
   readonly #pieces: Piece[] = [];
   readonly #ending = new AbortController();
   #usage: GenerationUsage = { promptTokens: 0, cachedTokens: 0, generatedTokens: 0, prefillSeconds: 0, decodeSeconds: 0 };
   #failure: { error: unknown } | undefined;
   #over = false;
-  /** Called when there is a new piece or none to come. */
+  /** Called for each new piece and at the end. */
   #wake: (() => void)[] = [];
 
   /** @internal */
-  constructor(ask: Ask, { prompt, options: { signal, logitBias, ...options }, answer }: Asked) {
+  constructor(send: SendRequest, { prompt, options: { signal, logitBias, ...options }, output }: GenerationSpec) {
     let since = 0;
     const seconds = (): number => (performance.now() - since) / 1000;
     const onEvent = (event: GenerateEvent): void => {
@@ -88,11 +86,11 @@ export class Generation implements AsyncIterable<Piece> {
       this.#usage.decodeSeconds = seconds();
       this.#wakeAll();
     };
-    // What is wrong with the request is the generation's error.
-    this.result = (async () => ask({
+    // Errors of the request are the generation's.
+    this.result = (async () => send({
       prompt,
       options: { temperature: 0, seed: randomSeed(), ...defined(options), ...defined({ logitBias: biasesOf(logitBias) }) },
-      answer: answer(),
+      output: output(),
     }, { signal, ending: this.#ending.signal, onEvent }))();
     this.result.then(({ promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds }) => {
       this.#usage = { promptTokens, cachedTokens, generatedTokens, prefillSeconds, decodeSeconds };
@@ -105,14 +103,14 @@ export class Generation implements AsyncIterable<Piece> {
   }
 
   /**
-   * Ends the generation after the token in progress. The loop ends, `text()` is what came until then, and `result` says `cancelled`, with
-   * its numbers. One that waits for others has not begun and comes to nothing.
+   * Ends the generation after the current token. The loop ends, `text()` is the text so far, and `result` has the
+   * reason `cancelled`. A queued generation ends without any text.
    */
   stop(): void {
     this.#ending.abort();
   }
 
-  /** The numbers so far, also after an abort or an error; those of `result` once that is there. */
+  /** The numbers so far, also after an abort or an error; finally those of `result`. */
   get usage(): GenerationUsage {
     return { ...this.#usage };
   }
@@ -151,7 +149,6 @@ export class Generation implements AsyncIterable<Piece> {
   }
 }
 
-/** Biases in a list. */
 function biasesOf(given: GenerateOptions["logitBias"]): [id: number, bias: number][] | undefined {
   if (given === undefined) {
     return undefined;
@@ -162,12 +159,8 @@ function biasesOf(given: GenerateOptions["logitBias"]): [id: number, bias: numbe
   }
   return Object.entries(given).map(([key, bias]) => {
     const id = /^(0|[1-9]\d*)$/.test(key) ? Number(key) : NaN;
-    if (!isId(id)) {
-      throw new TilewrightError("option", `logitBias has the key ${JSON.stringify(key)}, expected a token's id`);
-    }
-    if (typeof bias !== "number") {
-      throw new TilewrightError("option", `logitBias[${key}] is ${typeof bias}, expected a number`);
-    }
+    ensure(isId(id), "option", `logitBias has the key ${JSON.stringify(key)}, expected a token's id`);
+    ensure(typeof bias === "number", "option", `logitBias[${key}] is ${typeof bias}, expected a number`);
     return [id, bias];
   });
 }

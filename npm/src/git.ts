@@ -1,6 +1,6 @@
-/** The digest by which Git names a file's content, which a hub tells of files that are not in Git LFS. */
+/** Git's digest of a file's content, which hubs report for files outside Git LFS. */
 
-/** What a content must be. */
+/** The identity of a content. */
 export interface GitBlob {
   /** SHA-1 of Git's header and the content, in lower-case hexadecimal digits. */
   sha1: string;
@@ -10,14 +10,13 @@ export interface GitBlob {
 
 const BLOCK_BYTES = 64;
 
-/** A digest of bytes that come piece by piece. `crypto.subtle` has the same, but wants all at once, and a secure context. */
+/** An incremental digest. `crypto.subtle` needs all bytes at once, and a secure context. */
 export class GitDigest {
   readonly #state = Uint32Array.of(0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476, 0xc3d2e1f0);
   readonly #words = new Uint32Array(80);
   readonly #rest = new Uint8Array(BLOCK_BYTES);
   #nBytes = 0;
 
-  /** Of a content of so many bytes. */
   constructor(size: number) {
     this.update(new TextEncoder().encode(`blob ${size}\0`));
   }
@@ -40,7 +39,7 @@ export class GitDigest {
     }
   }
 
-  /** The digest, after which nothing can be added. */
+  /** Ends the digest. */
   hex(): string {
     const n = this.#nBytes;
     const end = new Uint8Array((n % BLOCK_BYTES < 56 ? BLOCK_BYTES : 2 * BLOCK_BYTES) - n % BLOCK_BYTES);

@@ -1,57 +1,44 @@
-/** What callers give: checked, and as copies that a worker can be handed while the caller keeps what is theirs. */
+/** Validated copies of callers' arguments. */
 
 import { Embeddings } from "./embeddings.js";
-import { TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
 
-/** Texts in a list. `orOne`: what else would have done. */
+/** `orOne`: the alternative, for the message. */
 export function textsOf(name: string, given: unknown, orOne = ""): string[] {
-  if (!Array.isArray(given)) {
-    throw refused(name, given, `${orOne}a list of texts`);
-  }
+  ensureIs(Array.isArray(given), name, given, `${orOne}a list of texts`);
   const wrong = given.findIndex((text) => typeof text !== "string");
-  if (wrong >= 0) {
-    throw refused(`${name}[${wrong}]`, given[wrong], "a text");
-  }
+  ensureIs(wrong < 0, `${name}[${wrong}]`, given[wrong], "a text");
   return [...given as string[]];
 }
 
-/** One text. */
 export function textOf(name: string, given: unknown): string {
-  if (typeof given !== "string") {
-    throw refused(name, given, "a text");
-  }
+  ensureIs(typeof given === "string", name, given, "a text");
   return given;
 }
 
-/** Vectors, one behind the other. */
 export function vectorsOf(name: string, given: unknown): Float32Array<ArrayBuffer> {
   const vectors = given instanceof Embeddings ? given.vectors : given;
-  if (!isArrayOf("Float32Array", vectors)) {
-    throw refused(name, given, "a Float32Array or what `embed` gave");
-  }
+  ensureIs(isArrayOf("Float32Array", vectors), name, given, "a Float32Array or what `embed` gave");
   return new Float32Array(vectors as Float32Array);
 }
 
-/** Ids in any iterable. */
 export function idsOf(name: string, ids: Iterable<number>): Uint32Array {
   const list = [...ids];
   const wrong = list.findIndex((id) => !isId(id));
-  if (wrong >= 0) {
-    throw new TilewrightError("option", `${name}[${wrong}] is ${list[wrong]}, expected an id`);
-  }
+  ensure(wrong < 0, "option", `${name}[${wrong}] is ${list[wrong]}, expected an id`);
   return Uint32Array.from(list);
 }
 
-/** Whether it is a whole number that an id or a count may be. */
+/** Whether it is an id or a count: a whole number of 32 bits. */
 export function isId(id: unknown): id is number {
   return Number.isInteger(id) && id as number >= 0 && id as number < 2 ** 32;
 }
 
-/** Whether it is an array of numbers of this kind. Arrays of other realms, such as frames, have other constructors. */
+/** Whether it is such an array. Arrays of other realms, such as frames, have other constructors. */
 export function isArrayOf(kind: "Float32Array" | "Uint8Array", value: unknown): boolean {
   return ArrayBuffer.isView(value) && (value as Uint8Array)[Symbol.toStringTag] as string === kind;
 }
 
-function refused(name: string, found: unknown, expected: string): TilewrightError {
-  return new TilewrightError("option", `${name} is ${Object.prototype.toString.call(found).slice(8, -1)}, expected ${expected}`);
+function ensureIs(condition: boolean, name: string, found: unknown, expected: string): asserts condition {
+  ensure(condition, "option", `${name} is ${Object.prototype.toString.call(found).slice(8, -1)}, expected ${expected}`);
 }

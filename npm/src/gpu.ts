@@ -1,11 +1,11 @@
-/** The GPU before the engine touches it: whether there is one, what it is, and the `subgroups` feature. */
+/** The GPU's adapter, and the `subgroups` feature. */
 
 import type { BenchAdapter } from "./bench-types.js";
 import { messageOf } from "./errors.js";
 import { importHidden, isNode } from "./platform.js";
 import type { Adapter } from "./tilewright.js";
 
-/** The parts of WebGPU that are used here; TypeScript's libraries do not all have them yet. */
+/** Parts of WebGPU that TypeScript's libraries lack. */
 interface GpuAdapter {
   readonly features: ReadonlySet<string>;
   readonly info?: { vendor?: string; architecture?: string; device?: string; description?: string; isFallbackAdapter?: boolean };
@@ -23,10 +23,10 @@ interface AdapterPrototype {
 /** Names of adapters that compute on the CPU. */
 const SOFTWARE = /swiftshader|llvmpipe|lavapipe|softpipe|basic render|\bwarp\b/i;
 
-/** Why there is no GPU, or the adapter and what else it tells. */
+/** The adapter, or why there is none. */
 export type GpuReport = { adapter: Adapter; described: BenchAdapter } | { adapter?: undefined; reason: string };
 
-/** Asks for an adapter. Never throws: what goes wrong is the reason why there is none. */
+/** Requests an adapter. Never throws: errors are reasons. */
 export async function inspectGpu(): Promise<GpuReport> {
   const missing = isNode ? await installDawn() : undefined;
   const gpu = (globalThis.navigator as { gpu?: Gpu } | undefined)?.gpu;
@@ -61,7 +61,7 @@ export async function inspectGpu(): Promise<GpuReport> {
   };
 }
 
-/** An adapter's limits. They are getters of its prototype. */
+/** An adapter's limits, which are getters of its prototype. */
 function limitsOf({ limits }: GpuAdapter): Record<string, number> {
   const found: Record<string, number> = {};
   for (const name in limits) {
@@ -76,8 +76,8 @@ function limitsOf({ limits }: GpuAdapter): Record<string, number> {
 let wrapped: AdapterPrototype["requestDevice"] | undefined;
 
 /**
- * Makes every device that is opened have the feature `subgroups` when its adapter has it.
- * wgpu 30 cannot ask a browser for it (gfx-rs/wgpu#10146); this goes when wgpu can.
+ * Gives every opened device the feature `subgroups` if its adapter has it. wgpu 30 cannot request it
+ * (gfx-rs/wgpu#10146); remove this when it can.
  */
 export function requestSubgroups(wanted: boolean): void {
   const prototype = (globalThis as { GPUAdapter?: { prototype: AdapterPrototype } }).GPUAdapter?.prototype;
@@ -101,8 +101,7 @@ export function requestSubgroups(wanted: boolean): void {
 }
 
 /**
- * Gives Node the globals of a browser's worker that wgpu looks for, with Dawn behind `navigator.gpu`.
- * Returns why that is not possible, if so.
+ * Gives Node the globals that wgpu needs, with Dawn behind `navigator.gpu`. Returns why that is not possible, if so.
  */
 async function installDawn(): Promise<string | undefined> {
   if ((globalThis.navigator as { gpu?: Gpu } | undefined)?.gpu !== undefined) {

@@ -1,26 +1,26 @@
-/** Models of a hub, by address: `hf:owner/repo[/path][:quantisation][@revision]`. */
+/** Models on a hub: `hf:owner/repo[/path][:quantisation][@revision]`. */
 
-import { LONGEST_WAIT_MS, retryAfter } from "./download.js";
-import { messageOf, TilewrightError } from "./errors.js";
+import { httpError, LONGEST_WAIT_MS, retryAfter } from "./download.js";
+import { ensure, messageOf, TilewrightError } from "./errors.js";
 import { ownFetch, type Fetch } from "./fetching.js";
 import type { GitBlob } from "./git.js";
+import { defined } from "./helpers.js";
 import type { FileSpec, SourceSpec } from "./protocol.js";
 import { CHAT_FILES, INDEX, NEEDED_FILES, OPTIONAL_FILES, SENTENCE_FILES } from "./source.js";
 import { openStore } from "./store.js";
 import type { HubOptions } from "./types.js";
 
 export const ENDPOINT = "https://huggingface.co";
-/** Waits before the attempts that follow one another. */
+/** Waits before attempts. */
 const BACKOFF_MS = [500, 1000, 2000];
-/** A hub that is silent for so long counts as gone. */
+/** A hub that is silent for this long counts as gone. */
 const SILENCE_MS = 30_000;
 
-/** The quantisation of an address that names none: the first of these that is there. As in the command line. */
+/** Default quantisations, in order of preference. As in the command line. */
 const USUAL = [
   "Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_0", "IQ4_XS", "IQ4_NL", "Q4_1", "UD-Q4_K_XL", "Q5_K_M", "Q5_K_S", "Q6_K", "MXFP4", "Q8_0", "BF16", "F16", "F32",
 ];
 
-/** A model of a hub. */
 interface Address {
   text: string;
   repo: string;
@@ -29,42 +29,39 @@ interface Address {
   revision: string;
 }
 
-/** What a hub says of a revision. */
+/** The hub's list of a revision. */
 interface Listing {
   files: HubFile[];
   licence?: string;
 }
 
-/** A file of a repository. */
 interface HubFile {
   path: string;
-  /** SHA-256 of its content, where the hub says: of files in Git LFS. */
+  /** SHA-256 of a file in Git LFS. */
   sha256?: string;
-  /** What others must be, where the hub says. */
+  /** Git digest of another file. */
   git?: GitBlob;
 }
 
-/** What an address names: a model, or one file of safetensors that is none. */
+/** What an address names: a model, or a single safetensors file. */
 export type Wanted = "model" | "file";
 
-/** How the hub is asked. */
 interface Asking {
   headers: Record<string, string>;
-  /** What the addresses of the revision's files begin with. */
+  /** Common beginning of the files' addresses. */
   base: string;
   fetch?: Fetch;
 }
 
-/** Whether a source is meant as an address of a hub. */
 export function isHubAddress(text: string): boolean {
   return text.startsWith("hf:");
 }
 
 /**
- * The files that an address names, by one request for the hub's list. Where the hub does not answer, what an earlier load kept has to do.
+ * The files of an address, from the hub's list or, without a response, from the stored files.
  *
- * @throws {@link TilewrightError}: `option` for what is no address or chooses no model, `http` or `network` for a hub that refuses or does
- * not answer, `format` for one that says something else than a hub; or the signal's reason.
+ * @throws {@link TilewrightError}: `option` for an invalid address or one without a model, `http` or `network` if the
+ * hub refuses or does not respond, `format` if its response is invalid; or the signal's reason.
  */
 export async function hubSpec(
   text: string, options: HubOptions & { fetch?: Fetch }, signal: AbortSignal | undefined, wanted: Wanted = "model",
@@ -73,15 +70,12 @@ export async function hubSpec(
   const endpoint = endpointOf(options.endpoint);
   const headers = headersOf(options);
   const base = `${endpoint}/${address.repo}/resolve/${encodeURIComponent(address.revision)}/`;
-  const { files, licence } = await list(address, endpoint, { headers, base, ...(options.fetch === undefined ? {} : { fetch: options.fetch }) }, wanted, signal);
+  const { files, licence } = await list(address, endpoint, { headers, base, ...defined({ fetch: options.fetch }) }, wanted, signal);
   const given = Object.keys(headers).length === 0 ? {} : { headers };
   const specs = choose(files, address, wanted).map(({ path, name, sha256, git }): FileSpec =>
-    ({ kind: "url", name, url: base + encodePath(path), ...given, ...(sha256 === undefined ? {} : { sha256 }), ...(git === undefined ? {} : { git }) }));
-  return {
-    kind: "files", files: specs,
-    ...(specs.length > 1 ? { name: address.repo.replace(/^.*\//, "") } : {}),
-    ...(licence === undefined ? {} : { licence }),
-  };
+    ({ kind: "url", name, url: base + encodePath(path), ...given, ...defined({ sha256, git }) }));
+  const name = specs.length > 1 ? lastOf(address.repo) : undefined;
+  return { kind: "files", files: specs, ...defined({ name, licence }) };
 }
 
 function parse(text: string, revision: string | undefined): Address {
@@ -89,30 +83,28 @@ function parse(text: string, revision: string | undefined): Address {
   const isName = (name: string | undefined): boolean => name !== undefined && /^[\w-][\w.-]{0,95}$/.test(name) && !name.includes("--");
   const place = path?.replace(/\/+$/, "") || undefined;
   const chosen = revision ?? own ?? "main";
-  if (!isName(owner) || !isName(repo) || (quant !== undefined && !isName(quant)) || (place !== undefined && !isPlainPath(place)) || !isPlainPath(chosen)) {
-    throw new TilewrightError("option", `source is ${JSON.stringify(text)}, expected hf:owner/repo[/path][:quantisation][@revision]`);
-  }
-  if (revision !== undefined && own !== undefined && revision !== own) {
-    throw new TilewrightError("option", `revision is ${JSON.stringify(revision)}, and the address says ${JSON.stringify(own)}`);
-  }
+  const isValid = isName(owner) && isName(repo) && (quant === undefined || isName(quant))
+    && (place === undefined || isPlainPath(place)) && isPlainPath(chosen);
+  ensure(isValid,
+    "option", `source is ${JSON.stringify(text)}, expected hf:owner/repo[/path][:quantisation][@revision]`);
+  ensure(revision === undefined || own === undefined || revision === own,
+    "option", `revision is ${JSON.stringify(revision)}, and the address says ${JSON.stringify(own)}`);
   return { text, repo: `${owner}/${repo}`, path: place, quant, revision: chosen };
 }
 
-/** Whether a path with `/` stays in its folder. */
+/** Whether a path stays in its folder. */
 function isPlainPath(path: string): boolean {
   return path.length <= 1024 && path.split("/").every((part) => part !== "" && !/^\.+$/.test(part) && !/[\u0000-\u001f\\:]/.test(part));
 }
 
-/** The address of a hub, without a slash at its end. */
+/** The address of a hub without its final slash. */
 export function endpointOf(endpoint: string | URL = ENDPOINT): string {
   const text = String(endpoint);
-  if (!/^https?:\/\/./i.test(text)) {
-    throw new TilewrightError("option", `endpoint is ${JSON.stringify(text)}, expected an address that begins with https:// or http://`);
-  }
+  ensure(/^https?:\/\/./i.test(text),
+    "option", `endpoint is ${JSON.stringify(text)}, expected an address that begins with https:// or http://`);
   return text.replace(/\/+$/, "");
 }
 
-/** The headers of all requests to the hub. */
 function headersOf({ headers, token }: HubOptions): Record<string, string> {
   let all: Headers;
   try {
@@ -121,13 +113,13 @@ function headersOf({ headers, token }: HubOptions): Record<string, string> {
       all.set("authorization", `Bearer ${token.trim()}`);
     }
   } catch (error) {
-    // The engine's own words would have the token in them.
+    // The original message would contain the token.
     throw new TilewrightError("option", "headers or token have characters that no header may have, expected plain text", { cause: error });
   }
   return Object.fromEntries(all);
 }
 
-/** The files of the revision: as the hub says, or those that are kept if it does not answer. */
+/** The files of a revision: from the hub, or the stored ones if it does not respond. */
 async function list(
   address: Address, endpoint: string, { headers, base, fetch = ownFetch }: Asking, wanted: Wanted, signal: AbortSignal | undefined,
 ): Promise<Listing> {
@@ -142,7 +134,7 @@ async function list(
         return listingOf(url, await response.text());
       }
       void response.body?.cancel().catch(() => {});
-      error = refused(url, response);
+      error = httpError(url, response.status, "the hub", MEANINGS);
       if (response.status !== 408 && response.status !== 429 && response.status < 500) {
         throw error;
       }
@@ -165,25 +157,22 @@ async function list(
   }
 }
 
-function refused(url: string, { status }: Response): TilewrightError {
-  const meaning = status === 401 ? "the hub wants a valid token, or there is no such repository"
-    : status === 403 ? "the token's account may not read this; the model's page says how to get access"
-    : status === 404 ? "there is no such repository or revision"
-    : status === 429 ? "the hub asks for fewer requests"
-    : status >= 500 ? "the hub has a problem" : "the hub refuses";
-  return new TilewrightError("http", `${url} could not be fetched: ${meaning} (HTTP status ${status})`, { status });
-}
+const MEANINGS = {
+  401: "the hub wants a valid token, or there is no such repository",
+  403: "the token's account may not read this; the model's page says how to get access",
+  404: "there is no such repository or revision",
+};
 
-/** Reads the hub's list. Nothing in it is trusted. */
+/** Validates the hub's list. */
 function listingOf(url: string, json: string): Listing {
   const wrong = (found: string): TilewrightError => new TilewrightError("format", `${url}: ${found}`);
-  let answer: { siblings?: unknown; cardData?: { license?: unknown } | null; tags?: unknown } | null;
+  let listing: { siblings?: unknown; cardData?: { license?: unknown } | null; tags?: unknown } | null;
   try {
-    answer = JSON.parse(json);
+    listing = JSON.parse(json);
   } catch (error) {
     throw wrong(`the list of files is not JSON: ${messageOf(error)}`);
   }
-  const siblings = answer?.siblings;
+  const siblings = listing?.siblings;
   if (!Array.isArray(siblings)) {
     throw wrong(`siblings is ${JSON.stringify(siblings)?.slice(0, 100)}, expected a list of files`);
   }
@@ -195,7 +184,7 @@ function listingOf(url: string, json: string): Listing {
     const sha256 = sibling?.lfs?.sha256;
     if (sha256 === undefined) {
       const { blobId, size, lfs } = sibling ?? {};
-      // The digest of a pointer to LFS would not be that of the content.
+      // The digest of an LFS pointer is not that of the content.
       const isKnown = (lfs ?? undefined) === undefined && typeof blobId === "string" && /^[0-9a-f]{40}$/i.test(blobId) && Number.isSafeInteger(size);
       return { path, ...(isKnown ? { git: { sha1: blobId.toLowerCase(), size: size as number } } : {}) };
     }
@@ -204,23 +193,19 @@ function listingOf(url: string, json: string): Listing {
     }
     return { path, sha256: sha256.toLowerCase() };
   });
-  const tags = Array.isArray(answer?.tags) ? answer.tags : [];
+  const tags = Array.isArray(listing?.tags) ? listing.tags : [];
   const tag = tags.find((one) => typeof one === "string" && one.startsWith("license:")) as string | undefined;
-  const licence = answer?.cardData?.license ?? tag?.slice("license:".length);
+  const licence = listing?.cardData?.license ?? tag?.slice("license:".length);
   return { files, ...(typeof licence === "string" && licence !== "" ? { licence: licence.slice(0, 200) } : {}) };
 }
 
-/**
- * What earlier loads kept of a revision. Their digests are left out: nobody says that they are still the newest, so each file asks its own
- * server, and tells if that does not answer either.
- */
+/** Stored files of a revision, without digests: they may be outdated, so each file is checked with its own server. */
 async function keptFiles(base: string): Promise<HubFile[]> {
   try {
     const records = await (await openStore()).list();
     const kept = records.filter(({ url, complete }) => complete && url.startsWith(base));
     return kept.map(({ url }) => ({ path: decodeURIComponent(url.slice(base.length)) }));
   } catch {
-    // Without a storage nothing is kept.
     return [];
   }
 }
@@ -233,20 +218,20 @@ function isEnough(files: HubFile[], address: Address, wanted: Wanted): boolean {
   }
 }
 
-/** A model in GGUF files: one, or all shards in order. */
+/** A model in one GGUF file, or in all shards in order. */
 interface Gguf {
   quant: string | undefined;
   files: HubFile[];
 }
 
-/** Chooses the files that an address names; `name` is a file's in the model's folder. */
+/** Chooses the files of an address; `name` is relative to the model's folder. */
 function choose(files: HubFile[], address: Address, what: Wanted): (HubFile & { name: string })[] {
   const { path, quant } = address;
   const wrong = (wanted: string, there: string[]): TilewrightError => {
     const shown = there.length === 0 ? "nothing" : there.slice(0, 40).join(", ") + (there.length > 40 ? ` and ${there.length - 40} more` : "");
     return new TilewrightError("option", `${address.text}: ${wanted}; there: ${shown}`);
   };
-  const last = (file: HubFile): HubFile & { name: string } => ({ ...file, name: file.path.replace(/^.*\//, "") });
+  const last = (file: HubFile): HubFile & { name: string } => ({ ...file, name: lastOf(file.path) });
   const named = files.find((file) => file.path === path);
   if (what === "file") {
     const there = files.filter((file) => file.path.endsWith(".safetensors"));
@@ -296,11 +281,11 @@ function choose(files: HubFile[], address: Address, what: Wanted): (HubFile & { 
   return chosen;
 }
 
-/** The models that are there in whole GGUF files, by path. `all`: also what is no model by its name. */
+/** Complete GGUF models, by path. `all`: including files that are no models by their names. */
 function ggufs(files: HubFile[], all: boolean): Gguf[] {
   const groups = new Map<string, { n: number; shards: Map<number, HubFile> }>();
   for (const file of files) {
-    const name = file.path.replace(/^.*\//, "");
+    const name = lastOf(file.path);
     if (!/.\.gguf$/i.test(name) || (!all && /mmproj|imatrix/i.test(name))) {
       continue;
     }
@@ -316,17 +301,21 @@ function ggufs(files: HubFile[], all: boolean): Gguf[] {
   }));
 }
 
-/** The quantisation that a file's name says: the last part of it that is one. */
+/** The quantisation in a file's name: the last part that is one. */
 function quantOf(stem: string): string | undefined {
-  const parts = stem.replace(/^.*\//, "").split(/[-.]/);
+  const parts = lastOf(stem).split(/[-.]/);
   const at = parts.findLastIndex((part) => /^(q\d|q\d+_\w*|i?q\d+_\w+|iq\d\w*|tq\d\w*|bf16|fp?16|fp?32|mxfp4\w*|nvfp4\w*)$/i.test(part));
   const part = parts[at];
   return part === undefined ? undefined : normal(`${parts[at - 1]?.toLowerCase() === "ud" ? "UD-" : ""}${part}`);
 }
 
-/** One spelling for each quantisation. */
 function normal(quant: string): string {
   return quant.toUpperCase().replace(/^FP(16|32)$/, "F$1");
+}
+
+/** The last part of a path. */
+function lastOf(path: string): string {
+  return path.replace(/^.*\//, "");
 }
 
 function encodePath(path: string): string {

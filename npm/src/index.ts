@@ -16,17 +16,18 @@ export { Generation } from "./generation.js";
 export type * from "./load-options.js";
 export { Model } from "./model.js";
 export { Mol } from "./mol.js";
-export { type CompletionStream, type CompletionUsage, type FinishReason } from "./openai/answer.js";
+export { type CompletionStream, type CompletionUsage, type FinishReason } from "./openai/common.js";
 export {
   createChatCompletion, type ChatCompletion, type ChatCompletionChunk, type ChatCompletionDelta, type ChatCompletionLogprobs,
   type ChatCompletionMessageParam, type ChatCompletionRequest, type ChatCompletionTokenLogprob, type ChatCompletionTool, type ChatCompletionToolCall,
 } from "./openai/chat.js";
-export { createClient, type ClientOptions } from "./openai/client.js";
-export { type Client, type ClientChatRequest, type ModelEntry } from "./openai/client-types.js";
+export {
+  createClient, type Client, type ClientChatRequest, type ClientOptions, type ModelEntry,
+} from "./openai/client.js";
 export { type Completion, type CompletionLogprobs, type CompletionRequest } from "./openai/completions.js";
 export { type EmbeddingRequest, type EmbeddingResponse } from "./openai/embeddings.js";
 export { type SamplingFields } from "./openai/request.js";
 export { Reranker } from "./reranker.js";
 export { sessions } from "./sessions.js";
-export { Engine } from "./texts.js";
+export { Engine } from "./engine.js";
 export type * from "./types.js";

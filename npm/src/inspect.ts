@@ -1,25 +1,22 @@
-/** What a model is, and whether it fits, before it is downloaded. */
+/** Models before their download. */
 
-import { TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
 import { isId } from "./given.js";
+import { defined } from "./helpers.js";
 import type { InspectOptions } from "./load-options.js";
 import { callOnce } from "./load.js";
-import { defined } from "./loaded.js";
 import { known } from "./options.js";
 import { specOf } from "./spec.js";
 import type { ModelReport, ModelSource } from "./types.js";
 
-/** What {@link Model.inspect} does. */
+/** See {@link Model.inspect}. */
 export async function inspectModel(source: ModelSource, options: InspectOptions = {}): Promise<ModelReport> {
   const given = known("Model.inspect", options);
   const { contextLengths, contextLength, kvType, memoryLimit, device = "auto", cache = true, fetch } = given;
   const wrong = contextLengths?.find((length) => !isId(length) || length === 0);
-  if (wrong !== undefined) {
-    throw new TilewrightError("option", `contextLengths has ${String(wrong)}, expected whole numbers from 1 on`);
-  }
-  if (device !== "auto" && device !== "gpu" && device !== "cpu") {
-    throw new TilewrightError("option", `device is ${String(device)}, expected auto, gpu or cpu`);
-  }
+  ensure(wrong === undefined, "option", `contextLengths has ${String(wrong)}, expected whole numbers from 1 on`);
+  ensure(device === "auto" || device === "gpu" || device === "cpu",
+    "option", `device is ${String(device)}, expected auto, gpu or cpu`);
   return callOnce("inspect", {
     source: await specOf(source, given.signal, given), cache, device, ownFetch: fetch !== undefined,
     settings: defined({ contextLength, kvType, memoryLimit }),

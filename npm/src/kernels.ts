@@ -1,87 +1,66 @@
-/** The engine's kernels on typed arrays and on tensors that stay on the device, all row-major. They run in a worker. */
+/** The engine's kernels on arrays and device tensors, all row-major. They run in a worker. */
 
-import { WorkerLine } from "./engine.js";
-import { TilewrightError } from "./errors.js";
-import type { CallOptions, Line } from "./line.js";
-import { closeWith } from "./loaded.js";
+import type { Connection } from "./connection.js";
+import { ensure } from "./errors.js";
+import { isArrayOf } from "./given.js";
+import { defined } from "./helpers.js";
+import { WorkerObject } from "./loaded.js";
 import { known } from "./options.js";
-import { registry } from "./platform.js";
-import type { CallName, Calls, KernelCalls, Operand } from "./protocol.js";
-import type { AttentionOptions, AvailableDevice, Counters, DeviceInfo, KernelOptions, RopeOptions } from "./types.js";
+import { finalizer } from "./platform.js";
+import type { KernelCalls, Operand } from "./protocol.js";
+import type { AttentionOptions, AvailableDevice, DeviceInfo, KernelOptions, RopeOptions } from "./types.js";
+import { WorkerConnection } from "./worker-connection.js";
 
-/** What a kernel computes on: numbers that are sent along, or a tensor that is on the device already. */
+/** An operand of a kernel: an array, or a tensor on the device. */
 export type KernelOperand = Float32Array | DeviceTensor;
 
-/** Numbers that stay on a device, for the kernels of that device. It stays until it is freed. */
+/** Numbers on a device, for its kernels. They stay there until the tensor is freed. */
 export interface DeviceTensor {
   /** Dimensions, the last one contiguous. */
   readonly shape: readonly number[];
   /** The numbers, as a new array. */
   read(): Promise<Float32Array>;
-  /** Gives the memory back. Calls that were made before still have it. */
+  /** Frees the memory, after earlier calls. */
   free(): void;
   [Symbol.dispose](): void;
 }
 
-/** A device in a worker. It is closed some time after the last reference to its kernels and tensors has gone. */
-class OpenDevice {
-  readonly #line: Line;
+/** A {@link DeviceTensor} with `keep: true`, else an array. */
+type Result<Options> = Promise<Options extends { keep: true } ? DeviceTensor : Float32Array>;
 
-  constructor(line: Line) {
-    this.#line = line;
-    closeWith(this, line);
-  }
-
-  call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
-    return this.#line.call(name, args, { ...options, keeps: this });
-  }
-
-  /** Has a tensor freed when `it` has been collected. */
-  freeWith(it: object, tensor: number): void {
-    const line = this.#line;
-    forgotten.register(it, () => freeTensor(line, tensor), it);
-  }
-
-  free(tensor: number): void {
-    freeTensor(this.#line, tensor);
-  }
-
-  close(reason: string): Promise<void> {
-    return this.#line.close(reason);
-  }
+/** Whether the result stays on the device. */
+interface Keep {
+  keep?: boolean;
 }
 
 /** A tensor in a worker. */
 class WorkerTensor implements DeviceTensor {
-  readonly shape: readonly number[];
-  readonly #device: OpenDevice;
   /** Its number in the worker, until it is freed. */
   #id: number | undefined;
 
-  constructor(device: OpenDevice, id: number, shape: readonly number[]) {
-    this.#device = device;
+  constructor(private readonly kernels: Kernels, id: number, readonly shape: readonly number[]) {
     this.#id = id;
-    this.shape = shape;
-    device.freeWith(this, id);
+    const { connection } = kernels;
+    collected.register(this, () => freeTensor(connection, id), this);
   }
 
   /** Its number on this device. Throws if it has none there. */
-  idOn(device: OpenDevice, kernel: string, operand: string): number {
-    if (this.#id === undefined || this.#device !== device) {
-      throw refused(kernel, operand, "a tensor of this device", this.#id === undefined ? "a tensor that was freed" : "a tensor of another device");
-    }
+  idOn(kernels: Kernels, kernel: string, operand: string): number {
+    const found = this.#id === undefined ? "a tensor that was freed" : "a tensor of another device";
+    ensureOperand(this.#id !== undefined && this.kernels === kernels,
+      kernel, operand, "a tensor of this device", found);
     return this.#id;
   }
 
   async read(): Promise<Float32Array> {
-    return this.#device.call("readTensor", { kept: this.idOn(this.#device, "read", "tensor") });
+    return this.kernels.call("readTensor", { kept: this.idOn(this.kernels, "read", "tensor") });
   }
 
   free(): void {
     if (this.#id !== undefined) {
-      this.#device.free(this.#id);
+      freeTensor(this.kernels.connection, this.#id);
       this.#id = undefined;
-      forgotten.unregister(this);
+      collected.unregister(this);
     }
   }
 
@@ -90,126 +69,106 @@ class WorkerTensor implements DeviceTensor {
   }
 }
 
-/** Frees tensors that nobody can reach any more. */
-const forgotten = registry<() => void>((free) => free());
+/** Frees tensors that were collected. */
+const collected = finalizer<() => void>((free) => free());
 
-function freeTensor(line: Line, kept: number): void {
-  // With a worker that is gone, its memory is too.
-  line.call("freeTensor", { kept }).catch(() => {});
+function freeTensor(connection: Connection, kept: number): void {
+  // The worker may be gone, and its memory with it.
+  connection.call("freeTensor", { kept }).catch(() => {});
 }
 
-function refused(kernel: string, operand: string, expected: string, found: string): TilewrightError {
-  return new TilewrightError("operand", `${kernel}: \`${operand}\` is ${found}, expected ${expected}`);
+function ensureOperand(
+  condition: unknown, kernel: string, operand: string, expected: string, found: string,
+): asserts condition {
+  ensure(condition, "operand", `${kernel}: \`${operand}\` is ${found}, expected ${expected}`);
 }
 
-/** A copy that a worker can be given: of a part of a large array only that part, and the caller keeps what is theirs. */
+/** A copy to transfer to the worker. */
 function copied(kernel: string, operand: string, data: unknown): Float32Array<ArrayBuffer> {
-  // Arrays of other realms, such as frames, have other constructors.
-  if (!ArrayBuffer.isView(data) || (data as Float32Array)[Symbol.toStringTag] !== "Float32Array") {
-    throw refused(kernel, operand, "a Float32Array or a tensor of this device", Object.prototype.toString.call(data).slice(8, -1));
-  }
-  if (data.byteLength === 0) {
-    throw refused(kernel, operand, "at least one number", "empty");
-  }
+  const kind = Object.prototype.toString.call(data).slice(8, -1);
+  ensureOperand(isArrayOf("Float32Array", data), kernel, operand, "a Float32Array or a tensor of this device", kind);
+  ensureOperand((data as Float32Array).length !== 0, kernel, operand, "at least one number", "empty");
   return new Float32Array(data as Float32Array);
 }
 
 /**
- * A device that runs kernels. For a device of its own choice; the functions beside it share one that is opened on first use.
+ * A device that runs kernels. The functions beside it share a device that is opened on first use.
  *
- * With `keep: true` a kernel's result stays on the device as a {@link DeviceTensor}, and the call resolves as soon as the device knows what
- * to do. What goes wrong there shows when a result is read.
+ * With `keep: true` a kernel's result stays on the device as a {@link DeviceTensor}, and the call resolves once the
+ * kernel is submitted. Its errors appear when a result is read.
  */
-export class Kernels {
-  readonly #device: OpenDevice;
-  /** What runs the kernels. */
-  readonly device: DeviceInfo;
-
-  private constructor(line: Line, device: DeviceInfo) {
-    this.#device = new OpenDevice(line);
-    this.device = device;
+export class Kernels extends WorkerObject {
+  /** @internal */
+  constructor(parts: { connection: Connection; device: DeviceInfo }) {
+    super(parts, "the kernels were freed");
   }
 
   /** Opens a device in a worker of its own. */
   static async open(options: KernelOptions = {}): Promise<Kernels> {
-    const { line, device } = await openDevice(known("Kernels.open", options));
-    return new Kernels(line, device);
+    return new Kernels(await openDevice(known("Kernels.open", options)));
   }
 
-  /** Puts numbers on the device, to stay there. They are copied; `shape` is theirs in row-major order. */
+  /** Copies numbers to the device, where they stay; `shape` is in row-major order. */
   async tensor(data: Float32Array, shape: readonly number[]): Promise<DeviceTensor> {
     const mine = copied("tensor", "data", data);
     const isWhole = shape.length > 0 && shape.every((n) => Number.isInteger(n) && n > 0);
-    if (!isWhole || shape.reduce((product, n) => product * n, 1) !== mine.length) {
-      throw refused("tensor", "shape", `positive whole numbers whose product is ${mine.length}, the length of \`data\``, `[${shape.join(", ")}]`);
-    }
+    ensureOperand(isWhole && shape.reduce((product, n) => product * n, 1) === mine.length,
+      "tensor", "shape", `positive whole numbers whose product is ${mine.length}, the length of \`data\``, `[${shape.join(", ")}]`);
     const args = { data: mine, shape: [...shape] };
-    const { kept } = await this.#device.call("keepTensor", args, { transfer: [mine.buffer] });
-    return new WorkerTensor(this.#device, kept, args.shape);
+    const { kept } = await this.call("keepTensor", args, { transfer: [mine.buffer] });
+    return new WorkerTensor(this, kept, args.shape);
   }
 
   /** `a` `[m, k]` times `b` `[k, n]`: `[m, n]`. */
-  matmul(a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options: { keep: true }): Promise<DeviceTensor>;
-  matmul(a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options?: { keep?: false }): Promise<Float32Array>;
-  matmul(a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options: { keep?: boolean } = {}): Promise<KernelOperand> {
+  matmul<O extends Keep = {}>(
+    a: KernelOperand, b: KernelOperand, m: number, n: number, k: number, options?: O,
+  ): Result<O> {
     return this.#run("matmul", { a, b }, { m, n, k }, options);
   }
 
   /** `weight * x / sqrt(mean(x²) + eps)`, row by row; `x` is `[rows, weight.length]`. */
-  rmsNorm(x: KernelOperand, weight: KernelOperand, eps: number | undefined, options: { keep: true }): Promise<DeviceTensor>;
-  rmsNorm(x: KernelOperand, weight: KernelOperand, eps?: number, options?: { keep?: false }): Promise<Float32Array>;
-  rmsNorm(x: KernelOperand, weight: KernelOperand, eps = 1e-5, options: { keep?: boolean } = {}): Promise<KernelOperand> {
+  rmsNorm<O extends Keep = {}>(x: KernelOperand, weight: KernelOperand, eps = 1e-5, options?: O): Result<O> {
     return this.#run("rmsNorm", { x, weight }, { eps }, options);
   }
 
   /** `weight * (x - mean(x)) / sqrt(variance(x) + eps) + bias`, row by row; `x` is `[rows, weight.length]`. */
-  layerNorm(x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps: number | undefined, options: { keep: true }): Promise<DeviceTensor>;
-  layerNorm(x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps?: number, options?: { keep?: false }): Promise<Float32Array>;
-  layerNorm(
-    x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps = 1e-5, options: { keep?: boolean } = {},
-  ): Promise<KernelOperand> {
+  layerNorm<O extends Keep = {}>(
+    x: KernelOperand, weight: KernelOperand, bias: KernelOperand, eps = 1e-5, options?: O,
+  ): Result<O> {
     return this.#run("layerNorm", { x, weight, bias }, { eps }, options);
   }
 
   /** Softmax of each row; `x` is `[rows, columns]`. */
-  softmax(x: KernelOperand, columns: number, options: { keep: true }): Promise<DeviceTensor>;
-  softmax(x: KernelOperand, columns: number, options?: { keep?: false }): Promise<Float32Array>;
-  softmax(x: KernelOperand, columns: number, options: { keep?: boolean } = {}): Promise<KernelOperand> {
+  softmax<O extends Keep = {}>(x: KernelOperand, columns: number, options?: O): Result<O> {
     return this.#run("softmax", { x }, { columns }, options);
   }
 
   /** Rotates each head by angles of its position; `x` is `[tokens, nHeads * headDim]`. */
-  rope(x: KernelOperand, options: RopeOptions & { keep: true }): Promise<DeviceTensor>;
-  rope(x: KernelOperand, options: RopeOptions & { keep?: false }): Promise<Float32Array>;
-  rope(x: KernelOperand, options: RopeOptions & { keep?: boolean }): Promise<KernelOperand> {
+  rope<O extends RopeOptions & Keep>(x: KernelOperand, options: O): Result<O> {
     const { nHeads, headDim, firstPos = 0, theta = 10000, style = "interleaved" } = options;
     return this.#run("rope", { x }, { nHeads, headDim, firstPos, theta, style }, options);
   }
 
   /**
-   * Causal attention. `q` is `[T, nHeads * headDim]`, `k` and `v` are `[S, nKvHeads * headDim]`; the last of the `T` queries sees all `S`
-   * keys, each query before it one key less.
+   * Causal attention. `q` is `[T, nHeads * headDim]`, `k` and `v` are `[S, nKvHeads * headDim]`; the last of the `T`
+   * queries attends to all `S` keys, each query before it to one key less.
    */
-  attention(q: KernelOperand, k: KernelOperand, v: KernelOperand, options: AttentionOptions & { keep: true }): Promise<DeviceTensor>;
-  attention(q: KernelOperand, k: KernelOperand, v: KernelOperand, options: AttentionOptions & { keep?: false }): Promise<Float32Array>;
-  attention(
-    q: KernelOperand, k: KernelOperand, v: KernelOperand, options: AttentionOptions & { keep?: boolean },
-  ): Promise<KernelOperand> {
+  attention<O extends AttentionOptions & Keep>(
+    q: KernelOperand, k: KernelOperand, v: KernelOperand, options: O,
+  ): Result<O> {
     const { nHeads, nKvHeads = nHeads, headDim } = options;
     return this.#run("attention", { q, k, v }, { nHeads, nKvHeads, headDim }, options);
   }
 
-  async #run<K extends keyof KernelCalls>(
-    kernel: K,
-    operands: Record<keyof KernelCalls[K]["args"]["operands"], KernelOperand>,
-    settings: KernelCalls[K]["args"]["options"],
-    given: { keep?: boolean },
-  ): Promise<KernelOperand> {
-    const { keep = false } = known(kernel, given);
+  async #run<K extends keyof KernelCalls, O extends Keep>(
+    kernel: K, operands: Record<keyof KernelCalls[K]["args"]["operands"], KernelOperand>, settings: KernelCalls[K]["args"]["options"],
+    given: O = {} as O,
+  ): Result<O> {
+    const { keep = false } = known<Keep>(kernel, given);
     const transfer: ArrayBuffer[] = [];
     const send = ([name, operand]: [string, KernelOperand]): [string, Operand] => {
       if (operand instanceof WorkerTensor) {
-        return [name, operand.idOn(this.#device, kernel, name)];
+        return [name, operand.idOn(this, kernel, name)];
       }
       const mine = copied(kernel, name, operand);
       transfer.push(mine.buffer);
@@ -217,47 +176,24 @@ export class Kernels {
     };
     const sent = Object.fromEntries(Object.entries<KernelOperand>(operands).map(send));
     const args = { operands: sent, options: settings, keep } as KernelCalls[K]["args"];
-    const result = await this.#device.call(kernel, args, { transfer });
-    return "kept" in result ? new WorkerTensor(this.#device, result.kept, result.shape) : result;
-  }
-
-  /** What the device has done since it was opened. */
-  counters(): Promise<Counters> {
-    return this.#device.call("counters", {});
-  }
-
-  /** Frees the device and its worker. */
-  free(): void {
-    void this.#device.close("the kernels were freed");
-  }
-
-  [Symbol.dispose](): void {
-    this.free();
+    const result = await this.call(kernel, args, { transfer });
+    return ("kept" in result ? new WorkerTensor(this, result.kept, result.shape) : result) as Awaited<Result<O>>;
   }
 }
 
-/**
- * Opens a device in a worker of its own.
- *
- * @internal
- */
+/** Opens a device in a new worker. @internal */
 export async function openDevice(
   { device = "auto", tier, subgroups = true, onNotice }: KernelOptions,
-): Promise<{ line: Line; device: DeviceInfo }> {
-  const line = await WorkerLine.open();
-  line.onNotice = onNotice;
-  try {
-    const info = await line.call("openDevice", { choice: device, subgroups, ...(tier === undefined ? {} : { tier }) });
-    return { line, device: info };
-  } catch (error) {
-    void line.close("the device was not opened");
-    throw error;
-  }
+): Promise<{ connection: Connection; device: DeviceInfo }> {
+  const connection = await WorkerConnection.open();
+  connection.onNotice = onNotice;
+  return connection.orClose("the device was not opened", async () =>
+    ({ connection, device: await connection.call("openDevice", { choice: device, subgroups, ...defined({ tier }) }) }));
 }
 
 let shared: Promise<Kernels> | undefined;
 
-/** The device of the functions below. One that failed to open or was lost is forgotten, so that the next call opens another. */
+/** The device of the functions below. After a failure the next call opens another. */
 async function withShared(run: (kernels: Kernels) => Promise<Float32Array>): Promise<Float32Array> {
   const opened = shared ??= Kernels.open();
   try {
@@ -267,7 +203,6 @@ async function withShared(run: (kernels: Kernels) => Promise<Float32Array>): Pro
     const isTheCallers = error instanceof TypeError || code === "shape" || code === "operand";
     if (shared === opened && !isTheCallers) {
       shared = undefined;
-      // If it did not open there is nothing to free.
       opened.then((kernels) => kernels.free(), () => {});
     }
     throw error;
@@ -304,12 +239,12 @@ export function attention(q: Float32Array, k: Float32Array, v: Float32Array, opt
   return withShared((kernels) => kernels.attention(q, k, v, options));
 }
 
-/** Devices that could run a model here. The CPU is always among them, last. */
+/** Devices that could run a model here. The CPU is always the last one. */
 export async function devices(): Promise<AvailableDevice[]> {
-  const line = await WorkerLine.open();
+  const connection = await WorkerConnection.open();
   try {
-    return await line.call("devices", {});
+    return await connection.call("devices", {});
   } finally {
-    void line.close("the devices are listed");
+    void connection.close("the devices are listed");
   }
 }

@@ -1,15 +1,16 @@
-/** How something is loaded: in which worker, onto which device, and whether other tabs share it. */
+/** Loads: in which worker, onto which device, and whether other tabs share the model. */
 
-import { WorkerLine } from "./engine.js";
-import { TilewrightError } from "./errors.js";
-import type { Line } from "./line.js";
+import type { Connection } from "./connection.js";
+import { ensure } from "./errors.js";
+import { defined } from "./helpers.js";
 import type { CommonLoadOptions } from "./load-options.js";
-import { defined, type Parts } from "./loaded.js";
+import { type Parts } from "./loaded.js";
 import type { Calls, CommonRequest, LoadName, SourceSpec } from "./protocol.js";
-import { canShare, SharedLine } from "./shared.js";
+import { canShare, SharedConnection } from "./shared.js";
 import type { DeviceInfo } from "./types.js";
+import { WorkerConnection } from "./worker-connection.js";
 
-/** Loads, in the worker of what the options are `on`, or in a new one. `own` is what the call takes besides what every load does. */
+/** Loads in the worker of `on`, or in a new one. `own`: the arguments of this call alone. */
 export async function loadInto<K extends LoadName>(
   call: K,
   source: SourceSpec,
@@ -19,84 +20,66 @@ export async function loadInto<K extends LoadName>(
   signal?.throwIfAborted();
   const where = placeOf({ on, device, tier, subgroups });
   const common: CommonRequest = { source, ...where, cache, verify, ownFetch: fetch !== undefined };
-  const line = shared && canShare ? shareable(source, on) : await lineFor(on);
+  const connection = shared && canShare ? shareable(source, on) : await connectionFor(on);
   if (shared && !canShare && "document" in globalThis) {
     onNotice?.({ code: "not_shared", message: "this page cannot share a model with other tabs, which needs https; it has one of its own" });
   }
   if (fetch !== undefined) {
-    line.useFetch(fetch);
+    connection.useFetch(fetch);
   }
   let current: DeviceInfo | undefined;
-  line.onNotice = onNotice;
-  line.onProgress = onProgress;
-  line.onDevice = (info) => {
+  connection.onNotice = onNotice;
+  connection.onProgress = onProgress;
+  connection.onDevice = (info) => {
     current = info;
   };
-  try {
-    const info = await line.load(call, { ...common, ...own } as Calls[K]["args"], { signal });
-    if (current === undefined) {
-      throw new TilewrightError("internal", "the engine did not say which device it runs on");
-    }
-    return { line, info, device: current };
-  } catch (error) {
-    line.onProgress = undefined;
-    // The worker puts its files in order; nobody needs to wait for that.
-    void line.close("the model was not loaded");
-    throw error;
-  }
+  return connection.orClose("the model was not loaded", async () => {
+    const info = await connection.load(call, { ...common, ...own } as Calls[K]["args"], { signal });
+    ensure(current !== undefined, "internal", "the engine did not say which device it runs on");
+    return { connection, info, device: current };
+  });
 }
 
-/** Asks a worker, that of what the options are `on` or a new one, for something that it does not hold. */
+/** Makes one call in the worker of `on`, or in a new one. */
 export async function callOnce<K extends "inspect" | "prefetch">(
   name: K,
   args: Calls[K]["args"],
   { signal, on, fetch, onProgress, onNotice }: Pick<CommonLoadOptions, "on" | "fetch" | "onProgress" | "onNotice"> & { signal?: AbortSignal | undefined },
 ): Promise<Calls[K]["reply"]> {
   signal?.throwIfAborted();
-  const line = await lineFor(on);
+  const connection = await connectionFor(on);
   if (fetch !== undefined) {
-    line.useFetch(fetch);
+    connection.useFetch(fetch);
   }
-  line.onNotice = onNotice;
-  line.onProgress = onProgress;
+  connection.onNotice = onNotice;
+  connection.onProgress = onProgress;
   try {
-    return await line.call(name, args, { signal });
+    return await connection.call(name, args, { signal });
   } finally {
-    line.onProgress = undefined;
-    // The worker puts its files in order; nobody needs to wait for that.
-    void line.close("it was done");
+    connection.onProgress = undefined;
+    void connection.close("it was done");
   }
 }
 
-/** What options say of a device: to open one, or to share one. */
 type DeviceOptions = Pick<CommonLoadOptions, "device" | "tier" | "subgroups" | "on">;
 
-/**
- * The device that is asked for.
- *
- * @throws {@link TilewrightError} `option` if one is to be shared and opened.
- */
+/** The requested device. Throws `option` for both a device to share and options of a new one. */
 export function placeOf({ on, device, tier, subgroups }: DeviceOptions): Pick<CommonRequest, "device" | "on"> {
   const [given] = Object.entries({ device, tier, subgroups }).find(([, value]) => value !== undefined) ?? [];
-  if (on !== undefined && given !== undefined) {
-    throw new TilewrightError("option", `${given} is given besides \`on\`, whose device is taken, expected one of them`);
-  }
-  return { device: { choice: device ?? "auto", subgroups: subgroups ?? true, ...defined({ tier }) }, ...defined({ on: on?.line.target }) };
+  ensure(on === undefined || given === undefined,
+    "option", `${given} is given besides \`on\`, whose device is taken, expected one of them`);
+  return { device: { choice: device ?? "auto", subgroups: subgroups ?? true, ...defined({ tier }) }, ...defined({ on: on?.connection.target }) };
 }
 
-/** A line to something new: in the worker of `on`, or in one of its own. */
-export async function lineFor(on: CommonLoadOptions["on"]): Promise<Line> {
-  return on === undefined ? WorkerLine.open() : on.line.sibling();
+/** A connection to a new object in the worker of `on`, or in a new one. */
+export async function connectionFor(on: CommonLoadOptions["on"]): Promise<Connection> {
+  return on === undefined ? WorkerConnection.open() : on.connection.sibling();
 }
 
-/** A line to what other tabs of the site may have loaded from the same addresses. */
-function shareable(source: SourceSpec, on: CommonLoadOptions["on"]): Line {
+/** A connection to a model that tabs of the site share. */
+function shareable(source: SourceSpec, on: CommonLoadOptions["on"]): Connection {
   const isNamed = source.kind === "builtin" || source.kind === "folder" || (source.kind === "files" && source.files.every(({ kind }) => kind === "url"));
-  if (!isNamed) {
-    throw new TilewrightError("option", "shared is for what other tabs can load too, expected an address as the source");
-  }
-  if (on !== undefined) {
-    throw new TilewrightError("option", "shared is given besides `on`, expected one of them");
-  }
-  return new SharedLine();
+  ensure(isNamed, "option", "shared is for what other tabs can load too, expected an address as the source");
+  ensure(on === undefined, "option", "shared is given besides `on`, expected one of them");
+  return new SharedConnection();
 }

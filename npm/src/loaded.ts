@@ -1,69 +1,51 @@
-/** What models, encoders and cross-encoders have in common: each is loaded by a worker, runs on a device, and is freed. */
+/** Objects of a worker, as callers hold them. */
 
-import type { CallOptions, Line } from "./line.js";
-import { registry } from "./platform.js";
+import type { CallOptions, Connection } from "./connection.js";
+import { finalizer } from "./platform.js";
 import type { CallName, Calls } from "./protocol.js";
 import type { Counters, DeviceInfo, MemoryInfo, TextsProgress } from "./types.js";
 
-/** What a worker has loaded. */
-export interface Parts<Info> {
-  line: Line;
-  info: Info;
-  device: DeviceInfo;
-}
+/** Frees objects that were collected. */
+const collected = finalizer<Connection>((connection) => void connection.close("nobody refers to it any more"));
 
-/** Frees what nobody refers to any more. */
-const forgotten = registry<Line>((line) => void line.close("nobody refers to it any more"));
-
-/** Has a line closed when `it`, whose line it is, has been collected. */
-export function closeWith(it: object, line: Line): void {
-  forgotten.register(it, line);
-}
-
-/** Something that is loaded. It is freed by `free`, or some time after the last reference to it has gone. */
-export abstract class Loaded<Info> {
+/** An object of a worker. It is freed by `free`, or some time after the last reference to it is gone. */
+export abstract class WorkerObject {
   /** @internal */
-  readonly line: Line;
+  readonly connection: Connection;
   readonly #state: { device: DeviceInfo };
-  /** What the model's files say. */
-  readonly info: Info;
+  readonly #freed: string;
 
-  protected constructor({ line, info, device }: Parts<Info>) {
-    this.line = line;
-    this.info = info;
+  protected constructor({ connection, device }: { connection: Connection; device: DeviceInfo }, freed: string) {
+    this.connection = connection;
+    this.#freed = freed;
     const state = { device };
     this.#state = state;
-    // Lines outlive what nobody refers to any more.
-    line.onDevice = (current) => {
+    // The connection outlives this object, so it must not refer to it.
+    connection.onDevice = (current) => {
       state.device = current;
     };
-    closeWith(this, line);
+    collected.register(this, connection);
   }
 
-  /** What runs the model. Another one than at first after a device was lost. */
+  /** Its device, which changes if that is lost and a model is loaded onto another. */
   get device(): DeviceInfo {
     return this.#state.device;
   }
 
-  /** Memory that the model takes now, in bytes. */
-  memory(): Promise<MemoryInfo> {
-    return this.call("memory", {});
-  }
-
-  /** What the device has done since it was opened. */
+  /** Counters of the device. */
   counters(): Promise<Counters> {
     return this.call("counters", {});
   }
 
   /**
-   * Destroys the GPU device, as a driver's reset would. For tests of what happens then: the next work opens another one and loads the
-   * model again. Does nothing on the CPU.
+   * Destroys the GPU device, as a driver's reset would. For tests of what happens then: the next work of a model opens
+   * another device and loads the model again. Does nothing on the CPU.
    */
   async destroyDevice(): Promise<void> {
     await this.call("destroyDevice", {});
   }
 
-  /** Frees the model, and its device and worker if nothing else is there. What is still asked of it is rejected with `disposed`. */
+  /** Frees it, and its device and worker after their last use. Pending and later calls reject with `disposed`. */
   free(): void {
     void this[Symbol.asyncDispose]();
   }
@@ -74,24 +56,42 @@ export abstract class Loaded<Info> {
 
   /** As `free`; resolves when it is done. */
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.line.close("the model was freed");
+    await this.connection.close(this.#freed);
   }
 
-  /** Asks the worker. It is not collected meanwhile. @internal */
+  /** Calls the worker. The object is not collected meanwhile. @internal */
   call<K extends CallName>(name: K, args: Calls[K]["args"], options: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
-    return this.line.call(name, args, { ...options, keeps: this });
+    return this.connection.call(name, args, { ...options, keeps: this });
   }
 }
 
-/** Options of a call that tells how many of these texts are done. */
+/** The parts of a loaded object. */
+export interface Parts<Info> {
+  connection: Connection;
+  info: Info;
+  device: DeviceInfo;
+}
+
+/** A loaded model, encoder or reranker. */
+export abstract class Loaded<Info> extends WorkerObject {
+  /** Facts from the model's files. */
+  readonly info: Info;
+
+  protected constructor(parts: Parts<Info>) {
+    super(parts, "the model was freed");
+    this.info = parts.info;
+  }
+
+  /** Memory of the model. */
+  memory(): Promise<MemoryInfo> {
+    return this.call("memory", {});
+  }
+}
+
+/** Options of a call that reports how many texts are finished. */
 export function progressOf(
-  texts: readonly string[],
-  onProgress: ((progress: TextsProgress) => void) | undefined,
+  texts: readonly string[], onProgress: ((progress: TextsProgress) => void) | undefined,
 ): { onEvent?: (done: number) => void } {
   return onProgress === undefined ? {} : { onEvent: (done) => onProgress({ done, total: texts.length }) };
 }
 
-/** Without the properties that are `undefined`. */
-export function defined<T extends object>(options: T): { [K in keyof T]?: Exclude<T[K], undefined> } {
-  return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as T;
-}

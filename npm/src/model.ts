@@ -1,22 +1,23 @@
-/** Models and what they generate: the part of the package that most people use. */
+/** Language models. */
 
-import { TilewrightError } from "./errors.js";
 import { cachedModels, prefetchModel, removeModel } from "./copies.js";
-import { answering, continuing, Generation, type Ask } from "./generation.js";
+import { Engine } from "./engine.js";
+import { ensure } from "./errors.js";
+import { chatSpec, completionSpec, Generation, type SendRequest } from "./generation.js";
 import { isId } from "./given.js";
+import { defined } from "./helpers.js";
 import { isHubAddress } from "./hub.js";
 import { inspectModel } from "./inspect.js";
-import type { AdapterOptions, InspectOptions, LoadOptions } from "./load-options.js";
+import type { AdapterOptions, InspectOptions, LoadOptions, PrefetchOptions } from "./load-options.js";
 import { loadInto } from "./load.js";
-import { defined, Loaded } from "./loaded.js";
-import { known } from "./options.js";
+import { Loaded } from "./loaded.js";
 import table from "./models.js";
+import { known } from "./options.js";
 import { PEFT_FILES, type ModelRequest, type SourceSpec } from "./protocol.js";
 import { specOf } from "./spec.js";
-import { Engine } from "./texts.js";
 import type {
   CachedModel, ChatMessage, ChatOptions, EngineOptions, GenerateOptions, HeadOptions, HeadWeights, KeptSession, KnownModel, ModelInfo, ModelReport,
-  ModelSource, PrefetchOptions, RemoveOptions, SaveSessionOptions, Timeline, TokenizeOptions,
+  ModelSource, RemoveOptions, SaveSessionOptions, Timeline, TokenizeOptions,
 } from "./types.js";
 
 /**
@@ -30,50 +31,50 @@ import type {
  * model.free();
  * ```
  *
- * One thing runs at a time on a model: generations queue up in the order in which they were asked for. {@link Model.engine} computes many at once.
+ * Calls on a model run in turn. {@link Model.engine} runs many generations at once.
  */
 export class Model extends Loaded<ModelInfo> {
-  readonly #ask: Ask = (request, options) => this.call("generate", request, options);
+  readonly #send: SendRequest = (request, options) => this.call("generate", request, options);
 
   /**
-   * Loads a model. Its bytes are streamed to the device and never lie in memory as a whole.
+   * Loads a model. Its bytes are streamed to the device.
    *
-   * @throws {@link TilewrightError}, or the reason of `options.signal`; TypeError for an option that there is not.
+   * @throws {@link TilewrightError}, or the reason of `options.signal`; TypeError for an unknown option.
    */
   static async load(source: ModelSource, options: LoadOptions = {}): Promise<Model> {
     const given = known("Model.load", options);
     return Model.#load(await specOf(source, given.signal, given), given);
   }
 
-  /** Models that are known to run, with addresses that `Model.load` and, for those whose use is `embed`, `Embedder.load` take. Nothing is fetched. */
+  /** Models that are known to run, with addresses for `Model.load` or, with the use `embed`, `Embedder.load`. */
   static list(): KnownModel[] {
     return table.models.map(({ size_bytes: sizeBytes, cache_bytes_per_token: cacheBytesPerToken, max_context_length: maxContextLength, ...model }) =>
       ({ ...model, sizeBytes, cacheBytesPerToken, maxContextLength }));
   }
 
   /**
-   * What a model's headers say, and whether it fits here: only they are fetched, also of an encoder or a cross-encoder, which other classes
-   * load. A `Response` is awaited as a whole.
+   * Facts from the headers of a model, an encoder or a reranker, and whether it fits here. Only headers are fetched,
+   * but a whole `Response`.
    *
-   * @throws {@link TilewrightError}, as a load does for what is broken or not there; what is well formed and of another kind has a report.
-   * Or the reason of `options.signal`.
+   * @throws {@link TilewrightError}, as a load does for broken or absent files, but not for unsupported ones; or the
+   * reason of `options.signal`.
    */
   static inspect(source: ModelSource, options: InspectOptions = {}): Promise<ModelReport> {
     return inspectModel(source, options);
   }
 
   /**
-   * The models in the browser's storage for this origin, encoders and cross-encoders too, the one that was asked for last first. Those with
-   * `complete: false` were interrupted. Empty where there is no storage, as in Node and Deno. `cache` has the single files.
+   * Models, encoders and rerankers in the browser's storage for this origin, the latest load first. Those with
+   * `complete: false` were interrupted. Empty where there is no storage, as in Node and Deno. `cache` lists files.
    */
   static cached(): Promise<CachedModel[]> {
     return cachedModels();
   }
 
   /**
-   * Downloads a model, or what is missing of it, into the browser's storage without loading it. A later load finds it there.
+   * Downloads a model, or the rest of it, into the browser's storage for a later load.
    *
-   * @throws {@link TilewrightError}: `storage` where nothing can be kept, as in Node and Deno; `quota` where there is no room; those of
+   * @throws {@link TilewrightError}: `storage` without a storage, as in Node and Deno; `quota` without room; those of
    * downloads. Or the reason of `options.signal`.
    */
   static prefetch(source: ModelSource, options: PrefetchOptions = {}): Promise<void> {
@@ -81,7 +82,7 @@ export class Model extends Loaded<ModelInfo> {
   }
 
   /**
-   * Deletes a model from the browser's storage, by what it was loaded by or what `cached` calls its source. Resolves to whether it was there.
+   * Deletes a model from the browser's storage, by its source. Resolves to whether it existed.
    *
    * @throws {@link TilewrightError} `storage` while it is being loaded, here or in another tab.
    */
@@ -89,7 +90,7 @@ export class Model extends Loaded<ModelInfo> {
     return removeModel(source, options);
   }
 
-  /** Loads the small story model that comes with the package (1.2 MB): it writes English children's stories, and nothing else. */
+  /** Loads the package's own model (1.2 MB), which only writes children's stories. */
   static async builtin(options: LoadOptions = {}): Promise<Model> {
     return Model.#load({ kind: "builtin" }, known("Model.builtin", options));
   }
@@ -102,77 +103,74 @@ export class Model extends Loaded<ModelInfo> {
   }
 
   /**
-   * Continues a text, or a sequence of tokens as it is. What the prompt has in common with the sequence before it is not computed again.
-   * The generation starts at once, also if nobody iterates over it.
+   * Continues a text or a sequence of tokens. The common prefix with the previous sequence is not computed again. It
+   * starts at once.
    *
-   * @throws TypeError, at once, for an option that there is not.
+   * @throws TypeError, at once, for an unknown option.
    */
   generate(prompt: string | Uint32Array | readonly number[], options: GenerateOptions = {}): Generation {
-    const asked = continuing(prompt, known("generate", options));
-    return new Generation(this.#ask, asked);
+    const spec = completionSpec(prompt, known("generate", options));
+    return new Generation(this.#send, spec);
   }
 
   /**
-   * Answers a conversation, rendered by the model's chat template. Pass all messages each time: what is unchanged is not computed again.
+   * Continues a conversation, rendered by the model's chat template. Pass all messages each time: the unchanged ones
+   * are not computed again.
    *
-   * @throws TypeError, at once, for an option that there is not.
-   * @throws {@link TilewrightError} `template` from the generation if the model has no chat template, or one that refuses the messages.
+   * @throws TypeError, at once, for an unknown option.
+   * @throws {@link TilewrightError} `template` from the generation if the model has no chat template, or one that
+   * refuses the messages.
    */
   chat(messages: readonly ChatMessage[], options: ChatOptions = {}): Generation {
-    const asked = answering(messages, known("chat", options));
-    return new Generation(this.#ask, asked);
+    const spec = chatSpec(messages, known("chat", options));
+    return new Generation(this.#send, spec);
   }
 
   /**
-   * Makes what computes many texts at once, in the place of one after the other: their next tokens in one pass, whose weights are read once
-   * for all of them. Its cache is beside the model's own; a `memoryLimit` counts both.
+   * Makes an engine, which batches generations: each pass reads the weights once for all of them. It has a KV cache of
+   * its own, which counts towards `memoryLimit`.
    *
-   * @throws {@link TilewrightError}: `option` for an option that is out of range, and for a model that is shared with other tabs; `memory` if
-   * the cache does not fit. TypeError for an option that there is not.
+   * @throws {@link TilewrightError}: `option` for an option out of range, and for a shared model; `memory` if the
+   * cache does not fit. TypeError for an unknown option.
    */
   async engine(options: EngineOptions = {}): Promise<Engine> {
     return Engine.of(this, known("Model.engine", options));
   }
 
   /**
-   * Keeps in the browser's storage what the model has computed of the latest text or conversation. A later `generate` or `chat` of the same
-   * model, also in another page of this origin, whose prompt begins like it goes on from there. What is kept is exact: the text is the same.
-   * It is as large as the cached keys and values of its tokens. `sessions` lists and deletes what is kept.
+   * Stores the KV cache of the latest sequence in the browser. Later prompts of the same model on this origin that
+   * begin alike continue from there, with the same text. `sessions` lists and deletes stored sessions.
    *
-   * @throws {@link TilewrightError}: `storage` where the browser stores nothing, as in Node and in Deno without `--location`; `quota` where there is no room;
-   * `option` if nothing was generated so far, or with `cache: false`.
+   * @throws {@link TilewrightError}: `storage` without a storage, as in Node and in Deno without `--location`; `quota`
+   * without room; `option` if nothing was generated, or with `cache: false`.
    */
   async saveSession(options: SaveSessionOptions = {}): Promise<KeptSession> {
     const { maxBytes = 2 ** 30 } = known("saveSession", options);
-    if (!(maxBytes >= 0)) {
-      throw new TilewrightError("option", `maxBytes is ${maxBytes}, expected 0 or more`);
-    }
+    ensure(maxBytes >= 0, "option", `maxBytes is ${maxBytes}, expected 0 or more`);
     return this.call("saveSession", { maxBytes });
   }
 
   /**
-   * How long each dispatch of a pass takes. The pass over the latest token is computed once more, one dispatch at a time; the latest text stays
-   * as it is, and nothing else becomes slower.
+   * The duration of each dispatch of a pass. The pass over the latest token is repeated, one dispatch at a time,
+   * without effect on the sequence.
    *
-   * @throws {@link TilewrightError} `option` if nothing was generated so far.
+   * @throws {@link TilewrightError} `option` if nothing was generated.
    */
   timeline(): Promise<Timeline> {
     return this.call("timeline", {});
   }
 
   /**
-   * What one head of one layer looks at: the weights that the latest tokens give to all tokens of the latest text. They are not kept while a
-   * text is generated; the latest tokens are computed once more for it, and the text stays as it is.
+   * Attention weights of one head: of the latest tokens over the whole sequence. The latest tokens are computed again
+   * for it, without effect on the sequence.
    *
-   * @throws {@link TilewrightError} `option` for a layer or head that there is not, for a layer without keys (of a model that is recurrent in
-   * part), for no queries or for more than 16 million weights, and if nothing was generated so far.
+   * @throws {@link TilewrightError} `option` for an absent layer or head, for a layer without keys (of a partly
+   * recurrent model), for no queries or for more than 16 million weights, and if nothing was generated.
    */
   async attention(options: HeadOptions): Promise<HeadWeights> {
     const { layer, head, lastQueries = 64 } = known("Model.attention", options);
     for (const [name, value] of Object.entries({ layer, head, lastQueries })) {
-      if (!isId(value)) {
-        throw new TilewrightError("option", `${name} is ${String(value)}, expected a whole number`);
-      }
+      ensure(isId(value), "option", `${name} is ${String(value)}, expected a whole number`);
     }
     return this.call("headWeights", { layer, head, lastQueries });
   }
@@ -189,12 +187,9 @@ export class Model extends Loaded<ModelInfo> {
   }
 }
 
-/** What the worker is told of an adapter. */
 async function adapterOf(given: AdapterOptions, { signal, fetch }: LoadOptions): Promise<NonNullable<ModelRequest["adapter"]>> {
   const { source, scale = 1, ...options } = known("adapter", given);
-  if (!Number.isFinite(scale)) {
-    throw new TilewrightError("option", `adapter.scale is ${String(scale)}, expected a number`);
-  }
+  ensure(Number.isFinite(scale), "option", `adapter.scale is ${String(scale)}, expected a number`);
   const isFolder = typeof source === "string" ? !isHubAddress(source) && source.endsWith("/") : source instanceof URL && source.pathname.endsWith("/");
   const at = (name: string): string => URL.canParse(String(source)) ? new URL(name, String(source)).href : `${String(source)}${name}`;
   const files = isFolder ? PEFT_FILES.map(at) : source;

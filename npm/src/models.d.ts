@@ -1,4 +1,4 @@
-/** The table of models that are known to run, `assets/models.json`, which the build puts beside the compiled files as a module. */
+/** The table of known models, `assets/models.json`, which the build converts to a module. */
 
 import type { KnownModel } from "./types.js";
 

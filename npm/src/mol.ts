@@ -1,18 +1,18 @@
-/** Retrieval by a learned similarity: items that suit a query best under a mixture of logits. */
+/** Retrieval by a learned similarity, a mixture of logits. */
 
 import type { Embeddings } from "./embeddings.js";
-import { TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
 import { idsOf, isId, vectorsOf } from "./given.js";
-import { Kept, makeIn } from "./kept.js";
+import { defined } from "./helpers.js";
 import type { MolOptions } from "./load-options.js";
-import { defined } from "./loaded.js";
 import { known } from "./options.js";
 import { specOf } from "./spec.js";
 import type { FileSource, Hit, MolInfo, MolSearchOptions } from "./types.js";
+import { VectorCollection, makeIn } from "./vector-collection.js";
 
 /**
- * Items on a device, and the search for the best of them by a mixture of logits (MoL), a similarity that is learned: Ding & Zhai 2024,
- * "Retrieval with Learned Similarities", arXiv:2407.15462.
+ * Items on a device, and their search by a mixture of logits (MoL), a learned similarity: Ding & Zhai 2024, "Retrieval
+ * with Learned Similarities", arXiv:2407.15462.
  *
  * ```ts
  * const mol = await Mol.load("https://example.org/mol.safetensors", { on: embedder });
@@ -21,46 +21,30 @@ import type { FileSource, Hit, MolInfo, MolSearchOptions } from "./types.js";
  * console.log(hits.map(({ id, score }) => [texts[id], score]));
  * ```
  *
- * Ids count the items as they are appended; many at once are searched faster than a few at a time. Calls queue up in the order in which
- * they are made. A device that is lost takes its items along: calls are rejected with `device_lost` from then on.
+ * Ids count the items as they are appended; items that were appended together are searched faster. Calls run in turn.
+ * After its device is lost, calls are rejected with `device_lost`.
  */
-export class Mol extends Kept<MolInfo> {
+export class Mol extends VectorCollection<MolInfo> {
   /**
-   * A mixture without items, from the content (or the `Response` that brings it) or the address of a safetensors file with the names of RAILS; in Node and Deno also a path. `hf:owner/repo/path` is a file of a hub, `hf:owner/repo` the one that is there.
-   * Whether it was trained on the vectors of the encoder that it is `on`, `info.model` tells, where the file does.
+   * Loads a mixture without items from a safetensors file with the names of RAILS. `hf:owner/repo/path` is a file on a
+   * hub, `hf:owner/repo` the only one there. `info.model` is the encoder that it was trained on, if the file names it.
    *
-   * @throws {@link TilewrightError}: `format` or `config` for a file that is no mixture, or has one in a form that is not known; those of
-   * downloads; or the reason of `options.signal`.
+   * @throws {@link TilewrightError}: `format` or `config` for another kind of file; those of downloads; or the reason
+   * of `options.signal`.
    */
   static async load(source: FileSource, options: MolOptions = {}): Promise<Mol> {
     const { storage, cache = true, signal, revision, token, headers, endpoint, sha256, ...place } = known("Mol.load", options);
     signal?.throwIfAborted();
     const hub = defined({ revision, token, headers, endpoint, sha256 });
     const args = { source: await specOf(source, signal, hub, "file"), cache, ...defined({ storage }) };
-    return new Mol(await makeIn(place, (line, where) => line.call("loadMol", { where, ...args }, { signal })), "mixture");
+    const parts = await makeIn(place, (connection, where) => connection.call("loadMol", { where, ...args }, { signal }));
+    return new Mol(parts, "the mixture was freed");
   }
 
-  /**
-   * Appends items, vectors one behind the other, and resolves to the id of the first; those of the others follow.
-   *
-   * @throws {@link TilewrightError}, `option`, if a number is not finite or the last vector is not whole; nothing is appended then.
-   */
-  async append(vectors: Float32Array | Embeddings): Promise<number> {
-    const mine = vectorsOf("vectors", vectors);
-    const { first, info } = await this.call("appendItems", { vectors: mine }, { transfer: [mine.buffer] });
-    this.info = info;
-    return first;
-  }
-
-  /**
-   * The best `k` items for each query, one behind the other in `queries`: higher scores first, among equals the lower id. There are fewer
-   * where there are not as many.
-   */
+  /** At most `k` items for each query in `queries`: higher scores first, of equal ones the lower id. */
   async search(queries: Float32Array | Embeddings, k: number, options: MolSearchOptions = {}): Promise<Hit[][]> {
     const { method, users, signal } = known("Mol.search", options);
-    if (!isId(k)) {
-      throw new TilewrightError("option", `k is ${k}, expected a whole number from 1 on`);
-    }
+    ensure(isId(k), "option", `k is ${k}, expected a whole number from 1 on`);
     const mine = vectorsOf("queries", queries);
     const args = { queries: mine, k, ...defined({ method }), ...(users === undefined ? {} : { users: idsOf("users", users) }) };
     return this.call("searchItems", args, { transfer: [mine.buffer], signal });

@@ -1,13 +1,13 @@
-/** The names of all options that callers may give, and the error for any other. */
+/** The names of all options, and the error for any other. */
 
 import type { BenchOptions } from "./bench-types.js";
 import type {
   AdapterOptions, CommonLoadOptions, EmbedderOptions, IndexOptions, InspectOptions, KeptOptions, LoadIndexOptions, LoadOptions, MolOptions,
-  RerankerOptions,
+  PrefetchOptions, RerankerOptions,
 } from "./load-options.js";
 import type {
   AttentionOptions, ChatOptions, ConfigureOptions, EmbedOptions, EngineChatOptions, EngineGenerateOptions, EngineOptions, GenerateOptions,
-  HeadOptions, HubOptions, KernelOptions, MolSearchOptions, PrefetchOptions, PromptOptions, RemoveOptions, RequestOptions, RerankOptions,
+  HeadOptions, HubOptions, KernelOptions, MolSearchOptions, PromptOptions, RemoveOptions, RequestOptions, RerankOptions,
   RopeOptions, SaveSessionOptions, SearchOptions, SourceOptions, TextsOptions, TokenizeOptions,
 } from "./types.js";
 
@@ -36,7 +36,7 @@ const LOAD_MODEL: Names<LoadOptions> = { ...LOAD, tune: true, contextLength: tru
 const REQUEST: Names<RequestOptions> = { signal: true };
 const KEEP: Names<{ keep?: boolean }> = { keep: true };
 
-/** The calls that have options, with the names of these. */
+/** The option names of each call. */
 export const OPTIONS = {
   "configure": { workerUrl: true, wasmUrl: true, textWasmUrl: true } satisfies Names<ConfigureOptions>,
   "Model.load": LOAD_MODEL,
@@ -77,7 +77,7 @@ export const OPTIONS = {
     ...KEEP, nHeads: true, headDim: true, firstPos: true, theta: true, style: true,
   } satisfies Names<RopeOptions & { keep?: boolean }>,
   "attention": { ...KEEP, nHeads: true, nKvHeads: true, headDim: true } satisfies Names<AttentionOptions & { keep?: boolean }>,
-  // Its type names `Model`, which imports this module. So `known` compares the two, where it is called.
+  // Its type names `Model`, which imports this module; the call of `known` compares the two.
   "createClient": { models: true },
   "createChatCompletion": REQUEST,
   "completions.create": REQUEST,
@@ -86,13 +86,13 @@ export const OPTIONS = {
 
 type Call = keyof typeof OPTIONS;
 
-/** The calls that know all of these names. */
+/** Calls that have all of these names. */
 type CallWith<Name> = { [C in Call]: [Name] extends [keyof (typeof OPTIONS)[C]] ? C : never }[Call];
 
 /**
- * The options as they were given. The compiler refuses a call that does not know all names that their type declares.
+ * Checks and returns the options. The compiler compares the table with their type.
  *
- * @throws TypeError for a name that the call does not know, with the one that was probably meant, and for what is not an object.
+ * @throws TypeError for an unknown name, with the likely one, and for anything but an object.
  */
 export function known<T extends object>(call: CallWith<keyof T>, options: T): T {
   if (typeof options !== "object" || options === null) {
@@ -118,7 +118,7 @@ function advice(given: string, names: readonly string[]): string {
     : `there are ${names.map((name) => `\`${name}\``).join(", ")}`;
 }
 
-/** Words that other engines use, and ours. */
+/** Other engines' names, and ours. */
 const SYNONYMS: Readonly<Record<string, string>> = {
   maxnewtokens: "maxTokens", maxcompletiontokens: "maxTokens", npredict: "maxTokens", maxlength: "maxTokens",
   cachetypek: "kvType", cachetypev: "kvType", cachetype: "kvType",
@@ -129,7 +129,7 @@ const SYNONYMS: Readonly<Record<string, string>> = {
   checksum: "sha256", integrity: "sha256", progresscallback: "onProgress", batchsize: "maxBatchTokens",
 };
 
-/** The name that was probably meant: the same but for case and separators, another engine's word for it, or a slip or two away. */
+/** The likely name: another engine's word for it, or the closest one, ignoring case and separators. */
 function nearest(given: string, names: readonly string[]): string | undefined {
   const plain = plainly(given);
   const synonym = SYNONYMS[plain];
@@ -137,7 +137,7 @@ function nearest(given: string, names: readonly string[]): string | undefined {
     return synonym;
   }
   const [best] = names.map((name) => ({ name, slips: distance(plain, plainly(name)) })).sort((a, b) => a.slips - b.slips);
-  // A third of the letters may be wrong: more is another word.
+  // At most a third of the letters may be wrong.
   return best !== undefined && best.slips <= Math.floor(Math.max(plain.length, best.name.length) / 3) ? best.name : undefined;
 }
 
@@ -145,7 +145,7 @@ function plainly(name: string): string {
   return name.replace(/[^a-z0-9]/gi, "").toLowerCase();
 }
 
-/** Letters to insert, delete or replace to make one word of the other (Levenshtein). */
+/** Levenshtein distance. */
 function distance(a: string, b: string): number {
   let row = Array.from({ length: b.length + 1 }, (_, j) => j);
   for (let i = 1; i <= a.length; i += 1) {

@@ -1,44 +1,34 @@
-/** Where the code runs, and modules that exist only there. */
+/** The platform, and modules that exist only there. */
 
-/**
- * Whether a page of a desktop application runs this: Electron and NW.js give Node's `process` to their pages and workers, which are a
- * browser's all the same, with its workers, its storage and `navigator.gpu`. Their main processes are Node.
- */
+/** Whether this is a page of Electron or NW.js, which has Node's `process`. Their main processes are Node. */
 function isDesktopPage(): boolean {
   const { versions, type } = process as { versions: Partial<Record<string, string>>; type?: string };
   return versions["electron"] !== undefined ? type === "renderer" || type === "worker" : versions["nw"] !== undefined && "document" in globalThis;
 }
 
-/** Cloudflare's Workers may have Node's `process`, but neither its threads nor its files. */
+/** Cloudflare's Workers can have Node's `process`, but neither its threads nor its files. */
 function isCloudflare(): boolean {
   return globalThis.navigator?.userAgent === "Cloudflare-Workers";
 }
 
-/** Node, or what looks like it. Deno has the browser's workers and `navigator.gpu`, so it counts as a browser here. */
+/** Node or a compatible platform. Deno counts as a browser: it has workers and `navigator.gpu`. */
 export const isNode = !("Deno" in globalThis) && typeof process === "object" && typeof process.versions?.node === "string" &&
   !isDesktopPage() && !isCloudflare();
 
-/** Whether there are files with paths. */
 export const hasPaths = isNode || "Deno" in globalThis;
 
-/**
- * Imports a module by a name that bundlers do not see, because they would look for it while they build a page.
- * The caller says what the module is.
- */
+/** Imports a module by a name that bundlers do not see, because it does not exist when they build a page. */
 export function importHidden<T>(name: string): Promise<T> {
   return import(/* @vite-ignore */ /* webpackIgnore: true */ name) as Promise<T>;
 }
 
-/** The address of a file beside the package, for Node. Bundlers must not see it either: they would put a copy of the file in a page. */
+/** The address of a file beside the package, for Node. Bundlers that saw it would copy the file into a page. */
 export function besidePackage(name: string): URL {
-  // As a plain `import.meta.url` webpack would read it as a request for any file of the folder.
+  // webpack would read a plain `import.meta.url` as a request for any file of the folder.
   return new URL(name, String(import.meta.url));
 }
 
-/**
- * What to give the glue of a WASM module: its address, or its bytes in Node, whose `fetch` reads no files. Nothing where the glue is to
- * look beside the worker, which bundlers understand.
- */
+/** The argument of a WASM module's `init`: an address, or bytes in Node; `undefined`: the file beside the worker. */
 export async function wasmAt(url: string | undefined, name: string): Promise<string | Uint8Array<ArrayBuffer> | undefined> {
   const file = isNode ? url ?? besidePackage(name).href : undefined;
   if (file === undefined || !file.startsWith("file:")) {
@@ -48,7 +38,7 @@ export async function wasmAt(url: string | undefined, name: string): Promise<str
   return readFile(new URL(file));
 }
 
-/** Does something with what is held for objects that have been collected; nothing on servers that have no such registry and only import this. */
-export function registry<T>(done: (held: T) => void): Pick<FinalizationRegistry<T>, "register" | "unregister"> {
-  return "FinalizationRegistry" in globalThis ? new FinalizationRegistry(done) : { register: () => {}, unregister: () => false };
+/** A `FinalizationRegistry`, or nothing on servers that have none and only import the package. */
+export function finalizer<T>(onCollected: (held: T) => void): Pick<FinalizationRegistry<T>, "register" | "unregister"> {
+  return "FinalizationRegistry" in globalThis ? new FinalizationRegistry(onCollected) : { register: () => {}, unregister: () => false };
 }

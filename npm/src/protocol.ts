@@ -5,9 +5,10 @@ import type { WireError } from "./errors.js";
 import type { GitBlob } from "./git.js";
 import type { ModelRecord } from "./store.js";
 import type {
-  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EngineOptions, EngineStats, GenerateOptions,
+  AvailableDevice, ChatMessage, ChatOptions, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EmbedderSettings,
+  EngineOptions, EngineStats, GenerateOptions,
   GenerateResult, HeadOptions, HeadWeights, Hit, IndexInfo, KeptSession, KvType, MemoryInfo, ModelInfo, ModelReport, MolInfo, MolMethod, Notice,
-  Piece, Pooling, Progress, PromptOptions, Ranked, RerankerInfo, Tier, Timeline, VectorStorage,
+  Piece, Progress, PromptOptions, Ranked, RerankerInfo, RerankerSettings, Tier, Timeline, VectorStorage,
 } from "./types.js";
 
 /** One file of a model, with its address made absolute. */
@@ -16,12 +17,11 @@ export type FileSpec =
   | { kind: "blob"; blob: Blob } & NamedSpec
   | PathSpec;
 
-/** What is known of any file. */
 interface NamedSpec {
   name: string;
-  /** SHA-256 that it must have. */
+  /** Its required SHA-256. */
   sha256?: string;
-  /** Whether the caller says so, rather than a hub. */
+  /** Whether the caller requires it, rather than a hub. */
   isPinned?: boolean;
 }
 
@@ -30,7 +30,7 @@ export interface UrlSpec extends NamedSpec {
   url: string;
   /** Headers of each request for it. */
   headers?: Record<string, string>;
-  /** What it must be by Git, where a hub says so and no SHA-256. */
+  /** Its required Git digest, where a hub reports no SHA-256. */
   git?: GitBlob;
 }
 
@@ -40,13 +40,10 @@ export interface PathSpec extends NamedSpec {
   path: string;
 }
 
-/** SHA-256 that the caller says files have: that of the one file, or of each by its name. */
+/** The caller's required SHA-256: of a single file, or by file name. */
 export type Pins = string | Record<string, string>;
 
-/**
- * A model's files, or the folder that they are to be looked up in, of which a path does not say which it is; and what that folder is
- * called, if it has a name.
- */
+/** A model's files, or their folder; a path can be either. `name`: the folder's. */
 export type SourceSpec = (
   | { kind: "files"; files: FileSpec[] }
   | { kind: "folder"; url: string }
@@ -54,10 +51,10 @@ export type SourceSpec = (
   | { kind: "builtin" }
 ) & {
   name?: string;
-  /** What a copy of it is remembered as, if it has addresses alone. */
+  /** Its record in the storage, if all files have addresses. */
   given?: Omit<ModelRecord, "files">;
   pins?: Pins;
-  /** What the hub says of its licence. */
+  /** Licence, as the hub reports it. */
   licence?: string;
 };
 
@@ -68,27 +65,24 @@ export interface DeviceRequest {
   subgroups: boolean;
 }
 
-/** What is asked for, whatever is loaded. */
+/** The common part of load requests. */
 export interface CommonRequest {
   source: SourceSpec;
   device: DeviceRequest;
-  /** Whose device to take instead of opening one. */
+  /** The target whose device to share. */
   on?: number;
   cache: boolean;
-  /** Whether kept copies are compared with their digests after the load. */
+  /** Whether stored copies are verified after the load. */
   verify: boolean;
-  /** Whether the caller has a `fetch` of its own for what is downloaded. */
+  /** Whether the caller has its own `fetch`. */
   ownFetch?: boolean;
 }
 
-/** What the worker needs to load anything. */
 export interface LoadRequest extends CommonRequest {
   settings: CommonSettings;
 }
 
-/** What the worker needs to look at a model's headers. */
 export interface InspectRequest extends Pick<CommonRequest, "source" | "cache" | "ownFetch"> {
-  /** What it should be planned for. */
   device: DeviceChoice;
   settings: Omit<ModelSettings, "fitContext">;
   contextLengths?: number[];
@@ -97,25 +91,21 @@ export interface InspectRequest extends Pick<CommonRequest, "source" | "cache" |
 /** The files in which PEFT saves an adapter: its configuration and its weights. */
 export const PEFT_FILES = ["adapter_config.json", "adapter_model.safetensors"] as const;
 
-/** What the worker needs to load a model. */
 export interface ModelRequest extends LoadRequest {
-  /** Whether to measure the model's products on the device. */
+  /** Whether to measure the model's kernels. */
   tune: boolean;
   settings: ModelSettings;
   adapter?: { source: SourceSpec; scale: number };
 }
 
-/** What the worker needs to load an encoder. */
 export interface EmbedderRequest extends LoadRequest {
-  settings: EmbedderSettings;
+  settings: CommonSettings & EmbedderSettings;
 }
 
-/** What the worker needs to load a cross-encoder. */
 export interface RerankerRequest extends LoadRequest {
-  settings: RerankerSettings;
+  settings: CommonSettings & RerankerSettings;
 }
 
-/** Options of loads that the engine reads. */
 interface CommonSettings {
   memoryLimit?: number;
 }
@@ -124,92 +114,71 @@ export interface ModelSettings extends CommonSettings {
   fitContext?: boolean;
   kvType?: KvType;
 }
-export interface EmbedderSettings extends CommonSettings {
-  maxTokens?: number;
-  pooling?: Pooling;
-  normalize?: boolean;
-  maxBatchTokens?: number;
-  cachedVectors?: number;
-}
-export interface RerankerSettings extends CommonSettings {
-  maxTokens?: number;
-  sigmoid?: boolean;
-  maxBatchTokens?: number;
-}
-
-export type EngineSettings = EngineOptions;
-
 /** A prompt: text, tokens, or a conversation for the model's template. */
 export type Prompt =
   | { kind: "text"; text: string }
   | { kind: "tokens"; ids: Uint32Array }
-  | { kind: "chat"; messages: ChatMessage[]; told: TemplateOptions };
+  | { kind: "chat"; messages: ChatMessage[]; templateOptions: TemplateOptions };
 
-/** What a chat template is told besides the messages. */
 export type TemplateOptions = Omit<ChatOptions, keyof GenerateOptions | "toolChoice" | "parallelToolCalls" | "thinking">;
 
-/** What a text must match, and whether it is taken apart. The module that does both is fetched if one of them is asked for. */
-export interface AnswerRequest {
+/** Constraints on the output and how it is parsed. The module for both is fetched on first use. */
+export interface OutputRequest {
   /** JSON of a `ResponseFormat`. */
   constraint?: string;
-  /** JSON of the tools, if there are some, with which calls are read. */
+  /** JSON of the tools. */
   tools?: string;
-  /** How calls are kept to what the tools take; if missing, they are not. */
+  /** How calls are constrained; absent: not at all. */
   toolChoice?: "auto" | "none" | "required" | { name: string };
-  /** Whether several calls may come where they are kept to anything. */
+  /** Whether constrained output may have several calls. */
   parallel?: boolean;
-  /** Whether thinking, text and calls are told apart. */
+  /** Whether the output is parsed. */
   reads: boolean;
-  /** Whether a thought may come first where there is a constraint. */
+  /** Whether thinking may precede constrained output. */
   mayThink: boolean;
 }
 
-/** What is generated. */
 export interface GenerateRequest {
   prompt: Prompt;
   options: Omit<GenerateOptions, "signal" | "responseFormat" | "logitBias"> & {
     logitBias?: [id: number, bias: number][];
-    /** Tokens that were chosen already; they are given out once more. */
+    /** Tokens that were chosen already; they are emitted again. */
     replay?: number[];
   };
-  answer: AnswerRequest;
+  output: OutputRequest;
 }
 
-/** What is told of a generation while it runs: first what its prompt is, then each token. */
+/** Events of a generation: first the numbers of its prompt, then each token. */
 export type GenerateEvent = Pick<GenerateResult, "promptTokens" | "cachedTokens"> | Piece;
 
-/** A tensor that the worker keeps, by its number. */
+/** A tensor in the worker, by number. */
 export interface KeptTensor {
   kept: number;
   shape: number[];
 }
 
-/** What an index is for. */
 export type IndexSettings = Pick<IndexInfo, "dims"> & Partial<Pick<IndexInfo, "metric" | "storage" | "model" | "pooling">>;
 
-/** What the vectors of an index should be of. */
+/** The required model of an index. */
 export type ExpectedModel = { model: string; dims?: number; pooling?: string };
 
-/** Vectors that the worker holds, and what searches them. */
 export interface MadeVectors<Info> {
   info: Info;
   device: DeviceInfo;
 }
 
-/** A device that is to be opened, or the number of something on one that is open. */
+/** A device to open, or the target whose device to share. */
 export type Where = DeviceRequest | number;
 
-/** An operand of a kernel: numbers that come along, or the number of a tensor that the worker keeps. */
+/** An operand of a kernel: an array, or the number of a tensor in the worker. */
 export type Operand = Float32Array | number;
 
-/** A kernel's operands by name, its other arguments, and whether its result stays in the worker. */
 interface KernelCall<Operands extends string, Options> {
   args: { operands: Record<Operands, Operand>; options: Options; keep: boolean };
   event: never;
   reply: Float32Array | KeptTensor;
 }
 
-/** The kernels. */
 export interface KernelCalls {
   matmul: KernelCall<"a" | "b", { m: number; n: number; k: number }>;
   rmsNorm: KernelCall<"x" | "weight", { eps: number }>;
@@ -219,18 +188,17 @@ export interface KernelCalls {
   attention: KernelCall<"q" | "k" | "v", { nHeads: number; nKvHeads: number; headDim: number }>;
 }
 
-/** Everything that the worker does: arguments, what it sends meanwhile, what it replies. */
+/** All calls of the worker: arguments, events and reply. */
 export interface Calls extends KernelCalls {
   loadModel: { args: ModelRequest; event: never; reply: ModelInfo };
   loadEmbedder: { args: EmbedderRequest; event: never; reply: EmbedderInfo };
   loadReranker: { args: RerankerRequest; event: never; reply: RerankerInfo };
   inspect: { args: InspectRequest; event: never; reply: ModelReport };
-  /** Keeps a model's files without loading it. Tells how far it has come as a load does. */
+  /** Stores a model's files without loading it. Reports progress as a load does. */
   prefetch: { args: Pick<CommonRequest, "source" | "ownFetch">; event: never; reply: undefined };
   generate: { args: GenerateRequest; event: GenerateEvent; reply: GenerateResult };
-  /** Replies with the engine's number. */
-  makeEngine: { args: EngineSettings; event: never; reply: number };
-  /** Texts of an engine do not wait for each other. */
+  makeEngine: { args: EngineOptions; event: never; reply: number };
+  /** Requests of an engine do not wait for each other. */
   generateWith: { args: GenerateRequest & { engine: number }; event: GenerateEvent; reply: GenerateResult };
   engineStats: { args: { engine: number }; event: never; reply: EngineStats };
   freeEngine: { args: { engine: number }; event: never; reply: undefined };
@@ -239,48 +207,43 @@ export interface Calls extends KernelCalls {
   headWeights: { args: Required<HeadOptions>; event: never; reply: HeadWeights };
   tokenize: { args: { text: string; addSpecial: boolean }; event: never; reply: Uint32Array };
   detokenize: { args: { ids: Uint32Array }; event: never; reply: string };
-  /** The vectors of texts, one after the other; tells meanwhile how many texts are done. */
+  /** The vectors in one array. Events: the number of finished texts. */
   embed: { args: { texts: string[] } & PromptOptions; event: number; reply: Float32Array };
-  /** Tokens of a text as the encoder reads it. */
   encode: { args: { text: string } & PromptOptions; event: never; reply: Uint32Array };
-  /** The best documents; tells meanwhile how many are done. */
+  /** Events: the number of finished documents. */
   rerank: { args: { query: string; documents: string[]; topK?: number }; event: number; reply: Ranked[] };
   memory: { args: Record<string, never>; event: never; reply: MemoryInfo };
   counters: { args: Record<string, never>; event: never; reply: Counters };
   destroyDevice: { args: Record<string, never>; event: never; reply: undefined };
-  /** Frees the target, and its device if nothing else is there. */
+  /** Frees the target, and its device after the last user. */
   close: { args: Record<string, never>; event: never; reply: undefined };
   devices: { args: Record<string, never>; event: never; reply: AvailableDevice[] };
   openDevice: { args: DeviceRequest; event: never; reply: DeviceInfo };
-  /** Tells each row as soon as it is there. */
   bench: { args: { quick: boolean }; event: BenchProgress; reply: BenchReport };
   keepTensor: { args: { data: Float32Array; shape: number[] }; event: never; reply: KeptTensor };
   readTensor: { args: { kept: number }; event: never; reply: Float32Array };
   freeTensor: { args: { kept: number }; event: never; reply: undefined };
   createIndex: { args: { where: Where; settings: IndexSettings }; event: never; reply: MadeVectors<IndexInfo> };
   loadIndex: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; expected?: ExpectedModel }; event: never; reply: MadeVectors<IndexInfo> };
-  /** Replies with the first vector's id and what the index is now. */
-  appendVectors: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: IndexInfo } };
-  /** Replies with how many were there until now and what the index is now. */
+  /** Of an index or a mixture. */
+  appendVectors: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: IndexInfo | MolInfo } };
   deleteVectors: { args: { ids: Uint32Array }; event: never; reply: { deleted: number; info: IndexInfo } };
   searchVectors: { args: { queries: Float32Array; k: number; filter?: Uint32Array }; event: never; reply: Hit[][] };
-  /** Begins to write the index as it is now, and gives the number under which its pieces are asked for. */
+  /** Begins to write the index as it is now. Replies with the number of the save. */
   beginSave: { args: Record<string, never>; event: never; reply: number };
-  /** The next piece, or nothing at the end. */
+  /** The next piece, or `undefined` at the end. */
   savedPiece: { args: { save: number }; event: never; reply: Uint8Array | undefined };
   endSave: { args: { save: number }; event: never; reply: undefined };
   loadMol: { args: Pick<LoadRequest, "source" | "cache"> & { where: Where; storage?: VectorStorage }; event: never; reply: MadeVectors<MolInfo> };
-  appendItems: { args: { vectors: Float32Array }; event: never; reply: { first: number; info: MolInfo } };
   searchItems: { args: { queries: Float32Array; k: number; method?: MolMethod; users?: Uint32Array }; event: never; reply: Hit[][] };
 }
 
-/** Name of a call. */
 export type CallName = keyof Calls;
 
 /** Calls that load a model of some kind. */
 export type LoadName = "loadModel" | "loadEmbedder" | "loadReranker";
 
-/** Answers of a caller's own `fetch`. */
+/** Responses of a caller's own `fetch`. */
 export type FetchToWorker =
   | { type: "fetched"; id: number; status: number; headers: Record<string, string>; hasBody: boolean }
   /** The next bytes, or the end. */
@@ -291,41 +254,40 @@ export type FetchToWorker =
 export type FetchFromWorker =
   | { type: "fetch"; id: number; url: string; method: string; headers: Record<string, string> }
   | { type: "fetchMore"; id: number }
-  /** Nobody wants the rest. */
+  /** The rest is not needed. */
   | { type: "fetchEnd"; id: number };
 
-/** From the caller's thread to the worker. What a call is about, its target, has a number that the caller chooses. */
+/** From the caller's thread to the worker. The caller chooses the number of a call's target. */
 export type ToWorker =
-  /** Where the worker finds its WASM, if not beside itself; comes before any call. */
+  /** Addresses of the WASM modules, if not beside the worker; sent before any call. */
   | { type: "files"; wasm: string | undefined; textWasm: string | undefined }
   | FetchToWorker & { target: number }
   | { type: "call"; id: number; target: number; name: CallName; args: Calls[CallName]["args"] }
   | { type: "abort"; id: number }
-  /** The call is to reply soon with what it has. */
+  /** The call should reply with its result so far. */
   | { type: "stop"; id: number };
 
-/** From the worker to whoever a target belongs to. */
+/** From the worker to the owner of a target. */
 export type ToTarget =
   | FetchFromWorker
   | { type: "notice"; notice: Notice }
-  /** How far a load has come, the first one or one that replaces what was lost. */
   | { type: "progress"; progress: Progress }
-  /** So many bytes more are kept in the browser's storage. */
+  /** This many more bytes are stored. */
   | { type: "stored"; bytes: number }
   | { type: "device"; device: DeviceInfo }
-  /** Nothing more can be asked of the target. */
+  /** The target is gone. */
   | { type: "ended"; error: WireError };
 
-/** What whoever uses a target is told of it. */
-export type Told = Extract<ToTarget, { type: "notice" | "progress" | "device" }>;
+/** Reports on a target. */
+export type Report = Extract<ToTarget, { type: "notice" | "progress" | "device" }>;
 
 /** From the worker to the caller's thread. */
 export type FromWorker =
   | ToTarget & { target: number }
-  /** The worker listens. It holds the lock of this name as long as it lives. */
+  /** The worker listens. It holds this lock as long as it lives. */
   | { type: "ready"; lock?: string }
   | { type: "reply"; id: number; value: Calls[CallName]["reply"] }
   | { type: "event"; id: number; value: Calls[CallName]["event"] }
   | { type: "fail"; id: number; error: WireError }
-  /** The engine is broken; nothing that was asked will be answered. */
+  /** The engine is broken; no call will settle. */
   | { type: "fatal"; error: WireError };

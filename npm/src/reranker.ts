@@ -1,16 +1,18 @@
-/** Cross-encoders and the order in which they put documents. */
+/** Rerankers. */
 
-import { TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
 import { isId, textOf, textsOf } from "./given.js";
+import { defined } from "./helpers.js";
 import type { RerankerOptions } from "./load-options.js";
 import { loadInto } from "./load.js";
-import { defined, Loaded, progressOf } from "./loaded.js";
+import { Loaded, progressOf } from "./loaded.js";
 import { known } from "./options.js";
 import { specOf } from "./spec.js";
 import type { ModelSource, Ranked, RerankerInfo, RerankOptions } from "./types.js";
 
 /**
- * A cross-encoder, loaded onto a device in a worker of its own: it reads a query together with each document.
+ * A reranker (cross-encoder), loaded onto a device in a worker of its own: it reads a query together with each
+ * document.
  *
  * ```ts
  * const reranker = await Reranker.load("https://example.org/ms-marco-MiniLM-L6-v2/");
@@ -19,13 +21,13 @@ import type { ModelSource, Ranked, RerankerInfo, RerankOptions } from "./types.j
  * reranker.free();
  * ```
  *
- * A pair's score is the same to the last bit in any list, on one device. Calls queue up in the order in which they are made.
+ * On one device, a score does not depend on the other documents. Calls run in turn.
  */
 export class Reranker extends Loaded<RerankerInfo> {
   /**
-   * Loads a cross-encoder with one label, from the same sources as a model.
+   * Loads a reranker with one label from any source of a model.
    *
-   * @throws {@link TilewrightError}, `unsupported` for a model of another kind; or the reason of `options.signal`.
+   * @throws {@link TilewrightError}, `unsupported` for another kind of model; or the reason of `options.signal`.
    */
   static async load(source: ModelSource, options: RerankerOptions = {}): Promise<Reranker> {
     const { maxTokens, sigmoid, maxBatchTokens, memoryLimit, ...common } = known("Reranker.load", options);
@@ -33,12 +35,10 @@ export class Reranker extends Loaded<RerankerInfo> {
     return new Reranker(await loadInto("loadReranker", await specOf(source, common.signal, common), { settings }, common));
   }
 
-  /** The documents by how well they answer the query, best first; of equal ones the one that was given first. */
+  /** The documents by relevance, the best first; equal ones in the given order. */
   async rerank(query: string, documents: readonly string[], options: RerankOptions = {}): Promise<Ranked[]> {
     const { topK, signal, onProgress } = known("rerank", options);
-    if (topK !== undefined && !isId(topK)) {
-      throw new TilewrightError("option", `topK is ${topK}, expected a whole number`);
-    }
+    ensure(topK === undefined || isId(topK), "option", `topK is ${topK}, expected a whole number`);
     const args = { query: textOf("query", query), documents: textsOf("documents", documents), ...defined({ topK }) };
     return this.call("rerank", args, { signal, ...progressOf(args.documents, onProgress) });
   }

@@ -1,74 +1,66 @@
-/** Sessions that the browser's storage keeps: what a model has computed of a text, by digest of the model and of the text's tokens. */
+/** Sessions in the browser's storage: the KV cache of a sequence, by digest of the model and the tokens. */
 
-import { codeOf, messageOf, TilewrightError } from "./errors.js";
-import { openFolder, type Store, type StoredFile, type StoredRecord } from "./store.js";
+import { codeOf, ensure } from "./errors.js";
+import { sha256Of } from "./helpers.js";
+import { attempt, openFolder, storeIfAny, type Store, type StoredFile, type StoredRecord } from "./store.js";
 import type { KeptSession } from "./types.js";
 
-/** Where they lie, apart from downloads. */
 const FOLDER = "tilewright-sessions";
 const SCHEME = "tilewright-session:";
-/** Tokens that are computed sooner than a kept session of them is read. */
+/** Tokens that are computed faster than a stored session is read. */
 const FEW = 16;
 
-/** A record of one that is complete. */
+/** The record of a complete session. */
 type SessionRecord = StoredRecord & { tokens: number[] };
 
-/** Bytes that are read at a time. */
+/** Bytes per read. */
 const CHUNK_BYTES = 1 << 20;
-/** Through it tabs and workers tell each other that other sessions are kept than before. */
+/** Channel on which tabs and workers report that the stored sessions changed. */
 const CHANNEL = "tilewright-sessions";
 
 /** A session's file, piece by piece. */
 export interface SessionContent {
-  /** Bytes of the whole file. */
   size(): number;
-  /** The next bytes, or nothing at the end. */
+  /** The next bytes, or `undefined` at the end. */
   next(): Promise<Uint8Array | undefined>;
   free(): void;
 }
 
-/** A SHA-256 of bytes that come piece by piece. */
+/** An incremental SHA-256. */
 interface Digest {
   update(bytes: Uint8Array): void;
   hex(): string;
   free(): void;
 }
 
-/** Makes one. */
 export type NewDigest = () => Digest;
 
-/** A kept session that a prompt can go on with. */
+/** A stored session that a prompt can continue. */
 export interface FoundSession {
   size: number;
-  /** Some of the bytes from an offset on. */
+  /** Some bytes from an offset. */
   read(offset: number): Promise<Uint8Array>;
-  /** Lets others delete it. */
   close(): void;
-  /** Deletes it, because it is of no use. */
   drop(): Promise<void>;
 }
 
-/** What a model can go on with. */
 export interface SessionLimits {
-  /** Tokens that its context has room for. */
+  /** Most tokens: the model's context. */
   mostTokens: number;
-  /** Tokens at the end that it can go back by. */
+  /** Most tokens at the end that the model can drop. */
   mostBack: number;
 }
 
 let opened: Sessions | undefined;
 let listening: BroadcastChannel | undefined;
 
-/**
- * The sessions of this worker; nothing if none were ever kept and the place for them is not to be made. Throws `storage` with the reason
- * where there is none.
- */
+/** The stored sessions; `undefined` if there are none and `make` is false. Throws `storage` if there cannot be any. */
 export function openSessions(make: true): Promise<Sessions>;
 export function openSessions(make: boolean): Promise<Sessions | undefined>;
 export async function openSessions(make: boolean): Promise<Sessions | undefined> {
   if (opened === undefined) {
     const store = await openFolder(FOLDER, make);
-    opened ??= store && new Sessions(store, tellOthers);
+    opened ??= store && new Sessions(store, notifyOthers);
     if (listening === undefined && globalThis.BroadcastChannel !== undefined) {
       listening = new BroadcastChannel(CHANNEL);
       listening.onmessage = () => opened?.forget();
@@ -77,7 +69,7 @@ export async function openSessions(make: boolean): Promise<Sessions | undefined>
   return opened;
 }
 
-function tellOthers(): void {
+function notifyOthers(): void {
   if (globalThis.BroadcastChannel !== undefined) {
     const channel = new BroadcastChannel(CHANNEL);
     channel.postMessage("changed");
@@ -85,30 +77,23 @@ function tellOthers(): void {
   }
 }
 
-/** Kept sessions of all models. */
+/** The stored sessions of all models. */
 export class Sessions {
-  readonly #store: Store;
-  /** Called when other sessions are kept than before. */
-  readonly #onChange: () => void;
-  /** Those that are complete, once they were looked for. */
   #known: SessionRecord[] | undefined;
 
-  constructor(store: Store, onChange: () => void = () => {}) {
-    this.#store = store;
-    this.#onChange = onChange;
-  }
+  constructor(private readonly store: Store, private readonly onChange: () => void = () => {}) {}
 
-  /** Looks for them again when they are needed. */
+  /** Has the records read again. */
   forget(): void {
     this.#known = undefined;
   }
 
-  /** All of them, the one that was used last first. */
+  /** All of them, the latest use first. */
   async list(): Promise<KeptSession[]> {
     return (await this.#records()).map(({ url, tokens, stored, date }) => ({ ...partsOf(url), nTokens: tokens.length, sizeBytes: stored, date }));
   }
 
-  /** Deletes one. Returns whether it was there. */
+  /** Deletes one. Returns whether it existed. */
   async delete(id: string): Promise<boolean> {
     const record = (await this.#records()).find(({ url }) => partsOf(url).id === id);
     return record !== undefined && this.#delete(record.url);
@@ -116,41 +101,39 @@ export class Sessions {
 
   /** Deletes all of them. */
   async clear(): Promise<void> {
-    await this.#store.clear();
+    await this.store.clear();
     this.#changed();
   }
 
   /**
-   * Keeps a session. It takes the place of those of the same model that it goes on with; beyond that, the ones that were not used for
-   * longest go where all together would take more than `maxBytes`, or more than the browser has room for.
+   * Stores a session. It replaces the sessions that it continues. Then the least recently used ones are deleted while
+   * all exceed `maxBytes` or the browser's room.
    *
-   * @throws {@link TilewrightError}: `quota` where it has no room by itself, `storage` where the storage fails or another tab is in the way.
+   * @throws {@link TilewrightError}: `quota` if it does not fit by itself, `storage` if the storage fails or another
+   * tab is writing it.
    */
   async save(model: string, tokens: Uint32Array, begin: () => SessionContent, maxBytes: number, newDigest: NewDigest): Promise<KeptSession> {
     let content = begin();
     try {
       const size = content.size();
-      if (size > maxBytes) {
-        throw new TilewrightError("quota", `a session of ${size} bytes is to be kept, expected at most ${maxBytes} (maxBytes)`);
-      }
-      const id = await digestOf(Uint8Array.from(new TextEncoder().encode(`${model} ${tokens.join(" ")}`)));
+      ensure(size <= maxBytes,
+        "quota", `a session of ${size} bytes is to be kept, expected at most ${maxBytes} (maxBytes)`);
+      const id = await sha256Of(`${model} ${tokens.join(" ")}`);
       const url = `${SCHEME}${model}/${id}`;
-      const file = await this.#store.claim(url, "exclusive");
-      if (file === undefined) {
-        throw new TilewrightError("storage", "this session is being kept by another tab");
-      }
+      const file = await this.store.claim(url, "exclusive");
+      ensure(file !== undefined, "storage", "this session is being kept by another tab");
       const record: SessionRecord = { url, size, stored: 0, complete: false, date: Date.now(), tokens: [...tokens] };
       try {
-        await this.#store.sweep();
+        await this.store.sweep();
         this.forget();
         const others = (await this.#records()).filter((record) => record.url !== url);
         const isBegun = (record: SessionRecord): boolean => isOf(record, model) && common(record.tokens, tokens) === record.tokens.length;
-        // What comes first goes first.
+        // In the order of deletion.
         const begun = others.filter(isBegun);
         const dispensable = [...begun, ...others.filter((record) => !isBegun(record)).reverse()];
         let sum = others.reduce((sum, { stored }) => sum + stored, size);
         while (sum > maxBytes && await this.#dropOne(dispensable, (stored) => sum -= stored)) {
-          // The condition does the work.
+          // The condition deletes.
         }
         for (;;) {
           try {
@@ -179,9 +162,8 @@ export class Sessions {
   }
 
   /**
-   * The session of a model that has most of a prompt, if it saves enough beyond the first `nKnown` tokens to be worth reading.
-   * `mostTokens`: what the context has room for; `mostBack`: how many tokens at the end of a session the model can do without. One whose
-   * bytes are not those that were written is deleted, and `onDamaged` is told.
+   * The session with most of a prompt, if it saves enough beyond the first `nKnown` tokens to be worth reading.
+   * Damaged ones are deleted, and `onDamaged` is called.
    */
   async find(
     model: string, ids: Uint32Array, nKnown: number, { mostTokens, mostBack }: SessionLimits, newDigest: NewDigest, onDamaged: () => void,
@@ -192,7 +174,7 @@ export class Sessions {
     const gain = ({ tokens }: SessionRecord): number => Math.min(common(tokens, ids), ids.length - 1) - nKnown;
     const fits = (record: SessionRecord): boolean => isOf(record, model) && record.tokens.length <= mostTokens
       && record.tokens.length - common(record.tokens, ids) <= mostBack
-      // All of it is read, however little of it is of use.
+      // All of it is read, even if only a part is used.
       && gain(record) > 0 && gain(record) * 4 >= record.tokens.length;
     for (const record of (await this.#records()).filter(fits).sort((a, b) => gain(b) - gain(a))) {
       const found = await this.#open(record, newDigest, onDamaged);
@@ -203,9 +185,9 @@ export class Sessions {
     return undefined;
   }
 
-  /** Opens one to read it; nothing if another tab is writing it or has deleted it, or if it is damaged. */
+  /** Opens one to read it, unless another tab is writing it or has deleted it, or it is damaged. */
   async #open(record: SessionRecord, newDigest: NewDigest, onDamaged: () => void): Promise<FoundSession | undefined> {
-    const file = await this.#store.claimIfFree(record.url);
+    const file = await this.store.claimIfFree(record.url);
     if (file === undefined) {
       return undefined;
     }
@@ -219,7 +201,7 @@ export class Sessions {
       const bytes = await file.bytes(whole).catch(() => undefined);
       if (bytes !== undefined && await digestOfBlob(bytes, newDigest()) === whole.sha256) {
         record.date = Date.now();
-        // A date that cannot be kept makes it go sooner.
+        // If this fails, it is only deleted sooner.
         await file.renew(record.date).catch(() => {});
         found = {
           size: bytes.size,
@@ -243,11 +225,11 @@ export class Sessions {
   }
 
   async #records(): Promise<SessionRecord[]> {
-    this.#known ??= (await this.#store.list()).filter((record): record is SessionRecord => record.complete && record.tokens !== undefined);
+    this.#known ??= (await this.store.list()).filter((record): record is SessionRecord => record.complete && record.tokens !== undefined);
     return this.#known.sort((a, b) => b.date - a.date);
   }
 
-  /** Deletes the first one, and takes it from the list. Returns whether there was one. */
+  /** Deletes the first one and removes it from the list. Returns whether there was one. */
   async #dropOne(records: SessionRecord[], onDropped: (stored: number) => void): Promise<boolean> {
     const record = records.shift();
     if (record === undefined) {
@@ -262,7 +244,7 @@ export class Sessions {
 
   async #delete(url: string): Promise<boolean> {
     try {
-      return await this.#store.delete(url);
+      return await this.store.delete(url);
     } finally {
       this.#changed();
     }
@@ -270,14 +252,14 @@ export class Sessions {
 
   #changed(): void {
     this.forget();
-    this.#onChange();
+    this.onChange();
   }
 }
 
-/** Writes a session's bytes and returns their SHA-256. */
+/** Writes a session, and returns its SHA-256. */
 async function write(file: StoredFile, record: SessionRecord, content: SessionContent, digest: Digest): Promise<string> {
   try {
-    // A part that an interrupted call left is written anew.
+    // The rest of an interrupted call is overwritten.
     const writer = await file.write(record);
     try {
       for (let piece; (piece = await content.next()) !== undefined;) {
@@ -295,56 +277,42 @@ async function write(file: StoredFile, record: SessionRecord, content: SessionCo
 }
 
 /**
- * Sessions that {@link Model.saveSession} has kept in the browser's storage for this origin. They hold the texts that they are of.
- *
- * Where there is no storage (Node, Deno without `--location`, some private windows) nothing is kept, and the list is empty.
+ * Sessions that {@link Model.saveSession} has stored for this origin. They contain their texts. Empty where there is
+ * no storage (Node, Deno without `--location`, some private windows).
  */
 export const sessions = {
-  /** All of them, the one that was used last first. */
+  /** All of them, the latest use first. */
   async list(): Promise<KeptSession[]> {
-    return attempt(async (kept) => await kept?.list() ?? []);
+    return attempting(async (kept) => await kept?.list() ?? []);
   },
 
-  /** Deletes one. Resolves to whether there was one. */
+  /** Deletes one. Resolves to whether it existed. */
   async delete(id: string): Promise<boolean> {
-    return attempt(async (kept) => await kept?.delete(id) ?? false);
+    return attempting(async (kept) => await kept?.delete(id) ?? false);
   },
 
   /** Deletes all of them. */
   async clear(): Promise<void> {
-    return attempt(async (kept) => kept?.clear());
+    return attempting(async (kept) => kept?.clear());
   },
 };
 
-/** Makes the browser's own errors the package's. */
-async function attempt<T>(work: (kept: Sessions | undefined) => Promise<T>): Promise<T> {
-  let store: Store | undefined;
-  try {
-    store = await openFolder(FOLDER, false);
-  } catch (error) {
-    if (codeOf(error) !== "storage") {
-      throw error;
-    }
-  }
-  return storing(() => work(store && new Sessions(store, tellOthers)));
+async function attempting<T>(work: (stored: Sessions | undefined) => Promise<T>): Promise<T> {
+  const store = await storeIfAny(FOLDER);
+  return attempt(work(store && new Sessions(store, notifyOthers)));
 }
 
-/** The same for what the storage is open for. */
+/** Uses the opened storage. After an error it is opened anew: the user may have deleted it. */
 export async function storing<T>(work: () => Promise<T>): Promise<T> {
   try {
-    return await work();
+    return await attempt(work());
   } catch (error) {
-    const code = codeOf(error);
-    if (error instanceof TilewrightError || (code !== "internal" && code !== "quota")) {
-      throw error;
-    }
-    // The place may be gone, with all that the user has deleted; it is looked for again.
     opened = undefined;
-    throw new TilewrightError(code === "quota" ? code : "storage", `the browser's storage failed: ${messageOf(error)}`, { cause: error });
+    throw error;
   }
 }
 
-/** How many tokens two sequences begin with alike. */
+/** Length of the common prefix. */
 export function common(a: ArrayLike<number>, b: ArrayLike<number>): number {
   let n = 0;
   while (n < a.length && n < b.length && a[n] === b[n]) {
@@ -373,14 +341,8 @@ async function digestOfBlob(blob: Blob, digest: Digest): Promise<string | undefi
     }
     return digest.hex();
   } catch {
-    // What cannot be read is as good as damaged.
     return undefined;
   } finally {
     digest.free();
   }
-}
-
-async function digestOf(bytes: Uint8Array): Promise<string> {
-  const digest = await crypto.subtle.digest("SHA-256", bytes as Uint8Array<ArrayBuffer>);
-  return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

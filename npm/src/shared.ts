@@ -1,42 +1,42 @@
 /**
- * One model for all tabs of a site. The tab that gets a lock leads: its worker has the model, and it answers what the others ask over a
- * channel. The browser gives the lock to another tab when that one is gone, however that came about; that tab loads the model and goes on
- * with everything that was asked.
+ * One model for all tabs of a site. The tab with a lock leads: its worker has the model, and serves the other tabs
+ * over a channel. When it is gone, the browser gives the lock to another tab, which loads the model and continues all
+ * pending calls.
  */
 
-import { WorkerLine } from "./engine.js";
+import { Connection, type CallOptions } from "./connection.js";
 import { fromWire, messageOf, TilewrightError, toWire, type WireError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
-import { hear, type CallOptions, type Line } from "./line.js";
-import type { CallName, Calls, GenerateEvent, GenerateRequest, LoadName, Told } from "./protocol.js";
-import type { DeviceInfo, Notice, Piece, Progress } from "./types.js";
+import { cancelling, orAborted, sha256Of } from "./helpers.js";
+import type { CallName, Calls, GenerateEvent, GenerateRequest, LoadName, Report } from "./protocol.js";
+import type { DeviceInfo, Piece } from "./types.js";
+import { WorkerConnection } from "./worker-connection.js";
 
-/** Whether there are tabs here, and the means to share among them. */
+/** Whether tabs can share models here. */
 export const canShare = typeof BroadcastChannel !== "undefined" && globalThis.navigator?.locks !== undefined && "document" in globalThis;
 
-/** What tabs tell each other of what they share. */
+/** Messages between tabs. */
 type Message =
-  /** A tab is there. */
   | { type: "hello"; from: string }
-  /** It needs nothing any more. */
+  /** A tab has left. */
   | { type: "bye"; from: string }
-  /** A tab leads, and has loaded. */
+  /** The leader has loaded. */
   | { type: "ready"; from: string; info: unknown; device: DeviceInfo }
-  | { type: "told"; from: string; message: Told }
-  /** From a tab to the one that leads. */
+  | { type: "report"; from: string; message: Report }
+  /** To the leader. */
   | { type: "call"; from: string; id: number; name: CallName; args: Calls[CallName]["args"] }
   | { type: "abort" | "stop"; from: string; id: number }
-  /** Back. */
+  /** From the leader. */
   | { type: "event"; to: string; id: number; value: unknown }
   | { type: "reply"; to: string; id: number; value: unknown }
   | { type: "fail"; to: string; id: number; error: WireError };
 
-/** The fields that messages have, besides values of any kind. */
+/** Types of the messages' fields. */
 const FIELDS: Readonly<Record<Message["type"], Readonly<Record<string, "string" | "number" | "object">>>> = {
   hello: { from: "string" },
   bye: { from: "string" },
   ready: { from: "string", info: "object", device: "object" },
-  told: { from: "string", message: "object" },
+  report: { from: "string", message: "object" },
   call: { from: "string", id: "number", name: "string", args: "object" },
   abort: { from: "string", id: "number" },
   stop: { from: "string", id: "number" },
@@ -45,7 +45,7 @@ const FIELDS: Readonly<Record<Message["type"], Readonly<Record<string, "string" 
   fail: { to: "string", id: "number", error: "object" },
 };
 
-/** Whether it is a message. Any page of the site can write to the channel, such as one of an older version. */
+/** Validates a message: any page of the site can write to the channel, such as one of an older version. */
 function isMessage(data: unknown): data is Message {
   if (typeof data !== "object" || data === null) {
     return false;
@@ -56,23 +56,21 @@ function isMessage(data: unknown): data is Message {
     && Object.entries(FIELDS[type as Message["type"]]).every(([field, kind]) => typeof message[field] === kind && message[field] !== null);
 }
 
-/** Calls that a tab may make. */
 const CALLS: ReadonlySet<CallName> = new Set<CallName>([
   "generate", "saveSession", "timeline", "headWeights", "tokenize", "detokenize", "embed", "encode", "rerank", "memory", "counters", "destroyDevice",
 ]);
 
-/** A call that waits for its answer. */
+/** A call that waits for its reply. */
 interface Pending {
   name: CallName;
   args: Calls[CallName]["args"];
-  /** Whom it was sent to. */
   sentTo: string | undefined;
-  /** Stops it where it runs here. */
+  /** Stops it if it runs here. */
   readonly stop: AbortController;
-  /** Aborted when the caller wants what there is so far. */
+  /** Aborted when the caller wants the result so far. */
   readonly ending: AbortSignal | undefined;
   readonly pieces: Piece[];
-  /** Pieces that come once more. */
+  /** Pieces that will be repeated. */
   nAgain: number;
   resolve(value: unknown): void;
   reject(error: unknown): void;
@@ -80,32 +78,28 @@ interface Pending {
   keeps: object | undefined;
 }
 
-/** A line to what one of the site's tabs has loaded. */
-export class SharedLine implements Line {
+/** A connection to an object that one of the site's tabs has loaded. */
+export class SharedConnection extends Connection {
   readonly target = 0;
-  onNotice: ((notice: Notice) => void) | undefined;
-  onDevice: ((device: DeviceInfo) => void) | undefined;
-  onProgress: ((progress: Progress) => void) | undefined;
-  /** This tab's name. */
   readonly #id = crypto.randomUUID();
   #fetch: Fetch | undefined;
   #channel: BroadcastChannel | undefined;
-  /** The tab that leads, once it has loaded. */
+  /** The leader, once it has loaded. */
   #leader: string | undefined;
-  /** Here, if this tab leads. */
-  #local: WorkerLine | undefined;
+  /** The worker's connection, if this tab leads. */
+  #local: WorkerConnection | undefined;
   #device: DeviceInfo | undefined;
   #info: unknown;
   #loaded: { resolve(info: unknown): void; reject(error: unknown): void } | undefined;
   readonly #pending = new Map<number, Pending>();
   #nextId = 0;
-  /** What other tabs ask of this one, by their names. */
+  /** Calls of other tabs, by tab. */
   readonly #clients = new Map<string, Map<number, Record<"abort" | "stop", AbortController>>>();
   #ended: TilewrightError | undefined;
-  /** Gives up all locks. */
+  /** Releases all locks. */
   readonly #gone = new AbortController();
 
-  sibling(): Line {
+  sibling(): Connection {
     throw new TilewrightError("option", "`on` is shared with other tabs, expected something that is not");
   }
 
@@ -114,10 +108,8 @@ export class SharedLine implements Line {
   }
 
   async load<K extends LoadName>(name: K, args: Calls[K]["args"], { signal }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
-    const text = new TextEncoder().encode(JSON.stringify([name, args]));
-    const digest = Array.from(new Uint8Array(await crypto.subtle.digest("SHA-256", text)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+    const topic = `tilewright/shared/${await sha256Of(JSON.stringify([name, args]))}`;
     signal?.throwIfAborted();
-    const topic = `tilewright/shared/${digest}`;
     await this.#holdLock(tabLock(this.#id));
     signal?.throwIfAborted();
     const channel = new BroadcastChannel(topic);
@@ -127,77 +119,53 @@ export class SharedLine implements Line {
         this.#receive(data);
       }
     };
-    return new Promise((resolve, reject) => {
-      const abort = (): void => reject(signal?.reason);
-      signal?.addEventListener("abort", abort, { once: true });
-      const settled = (): void => signal?.removeEventListener("abort", abort);
-      this.#loaded = {
-        resolve: (info) => {
-          settled();
-          resolve(info as Calls[K]["reply"]);
-        },
-        reject: (error) => {
-          settled();
-          reject(error);
-        },
-      };
-      this.#post({ type: "hello", from: this.#id });
-      // Whoever has it leads. The others wait for it as long as they live.
-      navigator.locks.request(topic, { signal: this.#gone.signal }, () => this.#lead(name, args)).catch((error: unknown) => {
-        // Else this tab needs it no more.
-        if (!this.#gone.signal.aborted) {
-          this.#end(refused(error));
-        }
-      });
+    const loaded = new Promise<unknown>((resolve, reject) => {
+      this.#loaded = { resolve, reject };
     });
+    this.#post({ type: "hello", from: this.#id });
+    // The holder of the lock leads. The others wait for it as long as they live.
+    navigator.locks.request(topic, { signal: this.#gone.signal }, () => this.#lead(name, args)).catch((error: unknown) => {
+      if (!this.#gone.signal.aborted) {
+        this.#end(refused(error));
+      }
+    });
+    return orAborted(loaded, signal) as Promise<Calls[K]["reply"]>;
   }
 
-  call<K extends CallName>(name: K, args: Calls[K]["args"], { signal, ending, onEvent, keeps }: CallOptions<K> = {}): Promise<Calls[K]["reply"]> {
-    return new Promise((resolve, reject) => {
-      signal?.throwIfAborted();
-      if (this.#ended !== undefined) {
-        throw this.#ended;
-      }
-      const id = this.#nextId;
-      this.#nextId += 1;
-      const abort = (): void => {
-        this.#settle(id);
-        pending.stop.abort();
-        this.#post({ type: "abort", from: this.#id, id });
-        reject(signal?.reason);
-      };
-      const stop = (): void => this.#post({ type: "stop", from: this.#id, id });
-      const settled = (): void => {
-        signal?.removeEventListener("abort", abort);
-        ending?.removeEventListener("abort", stop);
-      };
-      const pending: Pending = {
-        name, args, sentTo: undefined, stop: new AbortController(), ending, pieces: [], nAgain: 0, keeps,
-        resolve: (value) => {
-          settled();
-          resolve(value as Calls[K]["reply"]);
-        },
-        reject: (error) => {
-          settled();
-          reject(error);
-        },
+  async call<K extends CallName>(
+    name: K, args: Calls[K]["args"], { signal, ending, onEvent, keeps }: CallOptions<K> = {},
+  ): Promise<Calls[K]["reply"]> {
+    signal?.throwIfAborted();
+    if (this.#ended !== undefined) {
+      throw this.#ended;
+    }
+    const id = this.#nextId;
+    this.#nextId += 1;
+    const reply = new Promise<unknown>((resolve, reject) => {
+      this.#pending.set(id, {
+        name, args, sentTo: undefined, stop: new AbortController(), ending, pieces: [], nAgain: 0, keeps, resolve, reject,
         onEvent: (event) => onEvent?.(event as Calls[K]["event"]),
-      };
-      signal?.addEventListener("abort", abort, { once: true });
-      ending?.addEventListener("abort", stop, { once: true });
-      this.#pending.set(id, pending);
-      try {
-        this.#send(id, pending);
-      } catch (error) {
-        // Arguments that cannot be sent.
-        this.#settle(id)?.reject(error);
-      }
+      });
     });
+    const abort = (): void => {
+      const pending = this.#settle(id);
+      pending?.stop.abort();
+      this.#post({ type: "abort", from: this.#id, id });
+      pending?.reject(signal?.reason);
+    };
+    const stop = (): void => this.#post({ type: "stop", from: this.#id, id });
+    try {
+      this.#send(id);
+    } catch (error) {
+      // The arguments cannot be cloned.
+      this.#settle(id)?.reject(error);
+    }
+    return await cancelling(signal, abort, () => cancelling(ending, stop, () => reply)) as Calls[K]["reply"];
   }
 
   async close(reason: string): Promise<void> {
     this.#end(new TilewrightError("disposed", reason));
-    // While others need it, a tab that leads goes on to.
+    // The leader stays while other tabs need it.
     if (this.#local === undefined || this.#clients.size === 0) {
       await this.#leave();
     }
@@ -213,7 +181,6 @@ export class SharedLine implements Line {
     this.#pending.clear();
   }
 
-  /** This tab has no part in it any more. */
   async #leave(): Promise<void> {
     if (this.#gone.signal.aborted) {
       return;
@@ -222,14 +189,14 @@ export class SharedLine implements Line {
     this.#channel?.close();
     this.#channel = undefined;
     if (this.#local !== undefined) {
-      // The next one that leads should find the memory free.
+      // The next leader should find the memory free.
       this.#local.onEnd = undefined;
       await this.#local.close("nobody needs it any more");
     }
     this.#gone.abort();
   }
 
-  /** Loads, and leads until it is over. */
+  /** Loads, and leads until the end. */
   async #lead<K extends LoadName>(name: K, args: Calls[K]["args"]): Promise<void> {
     try {
       await this.#serve(name, args);
@@ -241,35 +208,35 @@ export class SharedLine implements Line {
 
   async #serve<K extends LoadName>(name: K, args: Calls[K]["args"]): Promise<void> {
     const isNext = this.#info !== undefined;
-    const line = await WorkerLine.open();
-    const tell = (message: Told): void => {
-      this.#hear(message);
-      this.#post({ type: "told", from: this.#id, message });
+    const connection = await WorkerConnection.open();
+    const report = (message: Report): void => {
+      this.#deliver(message);
+      this.#post({ type: "report", from: this.#id, message });
     };
-    line.onNotice = (notice) => tell({ type: "notice", notice });
-    line.onProgress = (progress) => tell({ type: "progress", progress });
-    line.onDevice = (device) => tell({ type: "device", device });
+    connection.onNotice = (notice) => report({ type: "notice", notice });
+    connection.onProgress = (progress) => report({ type: "progress", progress });
+    connection.onDevice = (device) => report({ type: "device", device });
     if (this.#fetch !== undefined) {
-      line.useFetch(this.#fetch);
+      connection.useFetch(this.#fetch);
     }
     const over = new Promise<void>((resolve) => {
       this.#gone.signal.addEventListener("abort", () => resolve(), { once: true });
-      line.onEnd = (error) => {
+      connection.onEnd = (error) => {
         this.#end(error);
         resolve();
       };
     });
     try {
-      const info = await line.load(name, args, { signal: this.#gone.signal });
-      this.#local = line;
+      const info = await connection.load(name, args, { signal: this.#gone.signal });
+      this.#local = connection;
       if (isNext) {
-        tell({ type: "notice", notice: { code: "taken_over", message: "the tab that had the model was closed; another tab has loaded it again" } });
+        report({ type: "notice", notice: { code: "taken_over", message: "the tab that had the model was closed; another tab has loaded it again" } });
       }
       this.#ready(this.#id, info);
-      this.#answerHello();
+      this.#announce();
     } catch (error) {
-      line.onEnd = undefined;
-      await line.close("the model was not loaded");
+      connection.onEnd = undefined;
+      await connection.close("the model was not loaded");
       throw error;
     }
     await over;
@@ -279,16 +246,17 @@ export class SharedLine implements Line {
     this.#leader = leader;
     this.#info = info;
     this.#loaded?.resolve(info);
-    for (const [id, pending] of this.#pending) {
-      if (pending.sentTo !== leader) {
-        this.#send(id, pending);
+    for (const [id, { sentTo }] of this.#pending) {
+      if (sentTo !== leader) {
+        this.#send(id);
       }
     }
   }
 
-  /** Sends a call to whoever leads. One that another tab had begun goes on. */
-  #send(id: number, pending: Pending): void {
-    if (this.#leader === undefined) {
+  /** Sends a call to the leader. A generation continues after its known pieces. */
+  #send(id: number): void {
+    const pending = this.#pending.get(id);
+    if (this.#leader === undefined || pending === undefined) {
       return;
     }
     const { name, pieces } = pending;
@@ -329,35 +297,35 @@ export class SharedLine implements Line {
     return pending;
   }
 
-  #hear(message: Told): void {
+  #deliver(message: Report): void {
     if (message.type === "device") {
       this.#device = message.device;
     }
-    hear(this, message);
+    this.deliver(message);
   }
 
   #receive(message: Message): void {
     switch (message.type) {
       case "hello":
         this.#watch(message.from);
-        this.#answerHello();
+        this.#announce();
         break;
       case "bye":
         this.#forget(message.from);
         break;
       case "ready":
-        this.#hear({ type: "device", device: message.device });
+        this.#deliver({ type: "device", device: message.device });
         if (message.from !== this.#leader) {
-          // It has to know who is there.
+          // A new leader needs to know its clients.
           this.#post({ type: "hello", from: this.#id });
         }
         this.#ready(message.from, message.info);
         break;
-      case "told":
-        this.#hear(message.message);
+      case "report":
+        this.#deliver(message.message);
         break;
       case "call":
-        void this.#answer(message);
+        void this.#run(message);
         break;
       case "abort":
       case "stop":
@@ -381,14 +349,14 @@ export class SharedLine implements Line {
     }
   }
 
-  #answerHello(): void {
+  #announce(): void {
     if (this.#local !== undefined && this.#device !== undefined) {
       this.#post({ type: "ready", from: this.#id, info: this.#info, device: this.#device });
     }
   }
 
-  /** Does what another tab asks. */
-  async #answer({ from, id, name, args }: Message & { type: "call" }): Promise<void> {
+  /** Runs another tab's call. */
+  async #run({ from, id, name, args }: Message & { type: "call" }): Promise<void> {
     if (this.#local === undefined || !CALLS.has(name)) {
       return;
     }
@@ -407,14 +375,14 @@ export class SharedLine implements Line {
     }
   }
 
-  /** Knows of a tab until it is gone. Only the one that leads has to, but the next one does not hear of it again. */
+  /** Keeps track of a tab until it is gone. All tabs do, because any can be the next leader. */
   #watch(tab: string): void {
     if (this.#clients.has(tab)) {
       return;
     }
     this.#clients.set(tab, new Map());
     navigator.locks.request(tabLock(tab), { signal: this.#gone.signal }, () => this.#forget(tab)).catch(() => {
-      // This tab is gone first.
+      // This tab has left first.
     });
   }
 
@@ -430,7 +398,7 @@ export class SharedLine implements Line {
     this.#channel?.postMessage(message);
   }
 
-  /** Holds a lock as long as this tab has a part in it. Resolves when it has it. */
+  /** Holds a lock until this tab leaves. */
   #holdLock(name: string): Promise<void> {
     return new Promise((resolve, reject) => {
       navigator.locks.request(name, () => new Promise<void>((release) => {
@@ -447,7 +415,7 @@ function refused(error: unknown): TilewrightError {
 
 const tabLock = (tab: string): string => `tilewright/tab/${tab}`;
 
-/** A generation of which these pieces are there already: what comes once more need not be computed, unless a full context has moved on. */
+/** A generation with known pieces, which are not computed again unless the context slides. */
 function continued(request: GenerateRequest, pieces: readonly Piece[]): GenerateRequest {
   return request.options.slide === true ? request : { ...request, options: { ...request.options, replay: pieces.map(({ id }) => id) } };
 }

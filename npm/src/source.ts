@@ -1,88 +1,84 @@
-/** A model's files as byte streams, wherever they come from: addresses, blobs, paths. */
+/** A model's files as byte streams: from addresses, blobs or paths. */
 
 import { askVersion, A_WEB_PAGE, describeImpostor, differs, Download, WebPage, type Asking, type DownloadOptions, type FileVersion } from "./download.js";
+import { codeOf, ensure, type ErrorCode, messageOf, TilewrightError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
-import { GitDigest, type GitBlob } from "./git.js";
-import { codeOf, messageOf, TilewrightError, type ErrorCode } from "./errors.js";
+import { GitDigest } from "./git.js";
+import { defined } from "./helpers.js";
 import { importHidden } from "./platform.js";
 import type { FileSpec, PathSpec, Pins, SourceSpec, UrlSpec } from "./protocol.js";
-import { isFull, type Store, type StoredFile, type StoredRecord, type StoreWriter } from "./store.js";
+import type { Store, StoredFile, StoredRecord, StoreWriter } from "./store.js";
 import type { Sha256 } from "./tilewright.js";
 import type { Notice, Progress } from "./types.js";
 
-/** Bytes that are handed on at a time. */
+/** Bytes per read. */
 const CHUNK_BYTES = 1 << 20;
-/** Bytes after which a download's record is renewed. */
+/** Bytes between updates of a download's record. */
 const FLUSH_BYTES = 16 << 20;
-/** The most that a file may have that is read as a whole: more than any vocabulary needs. */
+/** Most bytes of a file that is read as a whole: more than any vocabulary needs. */
 const SMALL_FILE_BYTES = 256 << 20;
-/** Bytes of a kept copy that are compared at a time: about a millisecond of work. */
+/** Bytes of a stored copy that are verified at a time: about a millisecond of work. */
 const VERIFY_BYTES = 256 << 10;
-/** Milliseconds after which files that a folder did not have are looked for again. */
+/** Milliseconds until a folder's missing files are requested again. */
 const ABSENT_MS = 24 * 60 * 60 * 1000;
 
-/** One file of a model. Reading is sequential; going back is possible and may be slow. */
+/** One file of a model. Reading is sequential; going back may be slow. */
 export interface ModelFile {
   readonly name: string;
-  /** Its address, if it is to be kept. */
+  /** Its address, if it can be stored. */
   readonly url?: string | undefined;
-  /** Bytes of the file, where it is known. */
   readonly size: number | undefined;
-  /** Whether all of it is from a copy that an earlier load kept. */
+  /** Whether it is a complete stored copy. */
   readonly isKept?: boolean;
-  /** Whether its bytes can be read again after the load: it is a file of this machine, or a copy of it is kept. */
+  /** Whether it can be read again after the load: it is local, or a copy is stored. */
   readonly isLocal: boolean;
-  /** Where the bytes come from at the moment. */
   readonly phase: Progress["phase"];
-  /** Bytes that have arrived, from the start on. */
   readonly arrived: number;
-  /** The bytes from `offset` on, some of them, or nothing at the end of the file. */
+  /** Some bytes from `offset`, or `undefined` at the end of the file. */
   read(offset: number): Promise<Uint8Array | undefined>;
-  /** `length` bytes from `offset` on, fewer at the end, of a file that is local. */
+  /** `length` bytes from `offset`, fewer at the end, of a local file. */
   bytes(offset: number, length: number): Promise<Uint8Array>;
-  /** Reads what is left, so that the file can be kept and its digest compared. */
+  /** Reads the rest, to store the file and compare its digest. */
   finish(): Promise<void>;
-  /** Lets go of connections while other files are read. */
+  /** Closes connections while other files are read. */
   pause(): void;
-  /** Closes the file. `useless`: nothing of it is worth keeping. */
+  /** `useless`: what is stored of it is deleted. */
   close(useless: boolean): Promise<void>;
 }
 
-/** What opening a file needs. */
 export interface OpenContext {
   signal: AbortSignal;
-  /** Where downloads are kept; nothing: they are not. */
+  /** Where downloads are stored, if they are. */
   store: Store | undefined;
-  /** Names of files that a folder of this kind of model may have besides. */
+  /** Names of optional files of a folder. */
   extras: readonly string[];
-  /** Little is wanted of large files, and nothing is kept that is not already: copies are read, and the rest comes in pieces. */
+  /** Reads little of large files, and stores nothing: stored copies are read, and other files fetched in pieces. */
   peek?: boolean;
-  /** What cannot be kept is an error. */
+  /** A file that cannot be stored is an error. */
   mustKeep?: boolean;
-  /** What sends requests instead of `fetch`. */
+  /** Replaces `fetch`. */
   fetch?: Fetch;
   newDigest(): Sha256;
   notify(notice: Notice): void;
-  /** Called when a file is read from a copy that an earlier load kept. */
-  onCopy(copy: KeptCopy): void;
-  /** Called when so many bytes are kept that were not before. */
+  /** Called when a file is read from a stored copy. */
+  onCopy(copy: StoredCopy): void;
+  /** Called when this many more bytes are stored. */
   onStored(bytes: number): void;
-  /** Called when something of a file is kept. */
+  /** Called when a part of a file is stored. */
   onKept?(): Promise<void>;
-  /** Called when bytes of a file have arrived. */
   onBytes(file: ModelFile): void;
 }
 
-/** Codes of errors that say that a file is of no use, as opposed to what was done with it. */
+/** Codes of errors that make a file useless. */
 const USELESS: ReadonlySet<ErrorCode> = new Set<ErrorCode>(
   ["format", "unsupported", "config", "tokenizer", "truncated", "not_a_model", "range", "digest", "storage", "non_finite"]);
 
-/** Whether an error leaves nothing worth keeping of the files that it came from. */
+/** Whether an error makes its files useless. */
 export function isUseless(error: unknown): boolean {
   return USELESS.has(codeOf(error));
 }
 
-/** Opens all files of a model, in the order in which they were given. Those with addresses are noted as its once one of them is kept. */
+/** Opens all files of a model, in order. Once one with an address is stored, the model's record lists them. */
 export async function openFiles(source: SourceSpec, context: OpenContext): Promise<ModelFile[]> {
   const { given } = source;
   const { store, peek } = context;
@@ -94,7 +90,7 @@ export async function openFiles(source: SourceSpec, context: OpenContext): Promi
   const note = async (): Promise<void> => {
     if (!isNoted && files.length > 0) {
       isNoted = true;
-      // It only tells which copies belong together, so a storage that refuses it is no loss.
+      // A failure only loses which copies belong together.
       await store.setModel({ ...given, files: files.flatMap(({ url }) => url ?? []) }).catch(() => {});
     }
   };
@@ -120,7 +116,7 @@ async function openThem(source: SourceSpec, context: OpenContext): Promise<Model
   }
 }
 
-/** The files with the digests that the caller says they have. */
+/** The files with the caller's digests. */
 function pinned(specs: FileSpec[], pins: Pins | undefined): FileSpec[] {
   if (pins === undefined) {
     return specs;
@@ -130,20 +126,18 @@ function pinned(specs: FileSpec[], pins: Pins | undefined): FileSpec[] {
   return specs.map((spec) => withPin(spec, all[spec.name]));
 }
 
-/** Digests by the names of files. Of one that has no name there may be one file. */
+/** Digests by file name. A digest without a name needs a single file. */
 function pinsOf(pins: Pins, names: readonly string[]): Record<string, string> {
   const shown = names.slice(0, 40).join(", ");
   if (typeof pins === "string") {
     const [name, ...others] = names;
-    if (name === undefined || others.length > 0) {
-      throw new TilewrightError("option", `sha256 is one digest, and the model has the files ${shown}; expected an object of digests by their names`);
-    }
+    ensure(name !== undefined && others.length === 0,
+      "option", `sha256 is one digest, and the model has the files ${shown}; expected an object of digests by their names`);
     return { [name]: pins };
   }
   const unknown = Object.keys(pins).find((name) => !names.includes(name));
-  if (unknown !== undefined) {
-    throw new TilewrightError("option", `sha256 has the key ${JSON.stringify(unknown)}, and the model has the files ${shown}`);
-  }
+  ensure(unknown === undefined,
+    "option", `sha256 has the key ${JSON.stringify(unknown)}, and the model has the files ${shown}`);
   return pins;
 }
 
@@ -165,7 +159,7 @@ async function openAll(specs: FileSpec[], context: OpenContext, httpCache: Reque
   return together(specs.map((spec) => openFile(spec, context, httpCache, specs.length > 1)));
 }
 
-/** Files that are opened at the same time, without those that are not there. If one fails, none stays open. */
+/** Files that are opened concurrently, without absent ones. If one fails, all are closed. */
 async function together(opening: Promise<ModelFile | undefined>[]): Promise<ModelFile[]> {
   const outcomes = await Promise.allSettled(opening);
   const files = outcomes.flatMap((outcome) => outcome.status === "fulfilled" && outcome.value !== undefined ? [outcome.value] : []);
@@ -181,7 +175,7 @@ async function closeAll(files: ModelFile[], error: unknown): Promise<void> {
   await Promise.all(files.map((file) => file.close(isUseless(error))));
 }
 
-/** Opens a file. `isOneOfMany`: others may be read before it, so it must hold no connection. */
+/** `isOneOfMany`: others may be read first, so it must hold no connection. */
 async function openFile(spec: FileSpec, context: OpenContext, httpCache: RequestCache, isOneOfMany: boolean): Promise<ModelFile> {
   switch (spec.kind) {
     case "url":
@@ -193,7 +187,6 @@ async function openFile(spec: FileSpec, context: OpenContext, httpCache: Request
   }
 }
 
-/** A file whose digest is compared, if it is known. */
 function checked(file: ModelFile, { sha256 }: FileSpec, { newDigest, peek }: OpenContext): ModelFile {
   return sha256 === undefined || peek === true ? file : new PinnedFile(file, sha256, newDigest());
 }
@@ -203,19 +196,19 @@ function builtinSpec(): FileSpec {
   return url.protocol === "file:" ? { kind: "path", name: "stories.gguf", path: url.href } : { kind: "url", name: "stories.gguf", url: url.href };
 }
 
-/** Files of a Hugging Face folder besides its weights: those that every model needs, and those that it may have. */
+/** Files of a Hugging Face folder besides its weights: required and optional ones. */
 export const TOKENIZER = "tokenizer.json";
 export const NEEDED_FILES: readonly string[] = ["config.json", TOKENIZER];
 export const OPTIONAL_FILES: readonly string[] = ["tokenizer_config.json", "generation_config.json"];
-/** Where newer folders have the chat template. */
+/** The chat template of newer folders. */
 export const CHAT_FILES: readonly string[] = ["chat_template.jinja"];
-/** What sentence-transformers adds to a folder. */
+/** Files of sentence-transformers. */
 export const SENTENCE_FILES: readonly string[] = [
   "modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json",
 ];
 export const INDEX = "model.safetensors.index.json";
 
-/** The weight files that an index names. */
+/** The weight files in an index. */
 function shardsOf(index: string, where: string): string[] {
   let map: unknown;
   try {
@@ -225,25 +218,23 @@ function shardsOf(index: string, where: string): string[] {
   }
   const names = typeof map === "object" && map !== null ? [...new Set<unknown>(Object.values(map))] : [];
   const good = names.filter((name) => typeof name === "string" && /^[^/\\]+\.safetensors$/.test(name));
-  if (good.length === 0 || good.length !== names.length) {
-    throw new TilewrightError("format", `${where}: weight_map does not name safetensors files of the same folder`);
-  }
+  ensure(good.length !== 0 && good.length === names.length,
+    "format", `${where}: weight_map does not name safetensors files of the same folder`);
   return (good as string[]).sort();
 }
 
 /**
- * Opens the files of a Hugging Face folder on a server. Which there are is only known by asking, which happens for all at the same time;
- * what the folder did not have is asked for again after a day, or when it has changed.
+ * Opens the files of a Hugging Face folder on a server. All are requested at the same time; absent ones are requested
+ * again after a day, or when the folder has changed.
  */
 async function openFolder(folder: string, pins: Pins | undefined, context: OpenContext): Promise<ModelFile[]> {
-  if (typeof pins === "string") {
-    throw new TilewrightError("option", "sha256 is one digest, and the source is a folder, expected an object of digests by the names of its files");
-  }
+  ensure(typeof pins !== "string",
+    "option", "sha256 is one digest, and the source is a folder, expected an object of digests by the names of its files");
   const specOf = (name: string): UrlSpec => withPin({ name, url: new URL(name, folder).href }, pins?.[name]);
   const openSmall = async (name: string): Promise<SmallFile> => SmallFile.open(await UrlFile.open(specOf(name), context, "no-store", false));
   const remembered = await context.store?.absent(folder).catch(() => undefined);
   const needed: Promise<ModelFile & { isKept: boolean }>[] = NEEDED_FILES.map((name) =>
-    // A vocabulary is large, and says nothing of what a model is.
+    // A vocabulary is large, and headers do not need it.
     context.peek === true && name === TOKENIZER ? UrlFile.open(specOf(name), context, "no-store", true) : openSmall(name));
   const isUnchanged = Promise.all(needed).then((files) => files.every(({ isKept }) => isKept), () => false);
   const absent: string[] = [];
@@ -256,7 +247,7 @@ async function openFolder(folder: string, pins: Pins | undefined, context: OpenC
         hasAsked ||= !file.isKept;
         return file;
       } catch (error) {
-        // Without a network it is known from the load that kept the others.
+        // Offline, the record of the load that stored the others counts.
         if (!isAbsent(error) && !(wasAbsent && codeOf(error) === "network")) {
           throw error;
         }
@@ -269,7 +260,7 @@ async function openFolder(folder: string, pins: Pins | undefined, context: OpenC
   const files = await together([...needed, ...[...OPTIONAL_FILES, ...context.extras, INDEX].map(openOptional)]);
   try {
     if (context.peek !== true && hasAsked && (absent.length > 0 || remembered !== undefined)) {
-      // It only spares requests, so a storage that refuses it is no loss.
+      // A failure only costs requests later.
       await context.store?.setAbsent(folder, absent).catch(() => {});
     }
     const index = files.find(({ name }) => name === INDEX);
@@ -290,28 +281,26 @@ async function openFolder(folder: string, pins: Pins | undefined, context: OpenC
   }
 }
 
-/** Answers for a file that is not there: S3 refuses what it does not have, and some servers send their start page. */
+/** Statuses for absent files: S3 denies access to them. Some servers send a web page instead. */
 const ABSENT_STATUS: ReadonlySet<number | undefined> = new Set([401, 403, 404, 410]);
 
 function isAbsent(error: unknown): boolean {
   return error instanceof WebPage || (error instanceof TilewrightError && error.code === "http" && ABSENT_STATUS.has(error.status));
 }
 
-/** All bytes of a file. Throws `format` for more than `limit`. */
+/** All bytes of a file. Throws `format` beyond `limit`. */
 export async function readAll(file: ModelFile, limit = Infinity): Promise<Uint8Array> {
   const pieces: Uint8Array[] = [];
   let length = 0;
   for (let piece; (piece = await file.read(length)) !== undefined;) {
     pieces.push(piece);
     length += piece.length;
-    if (length > limit) {
-      throw new TilewrightError("format", `${file.name} is larger than ${limit} bytes, expected less`);
-    }
+    ensure(length <= limit, "format", `${file.name} is larger than ${limit} bytes, expected less`);
   }
   return join(pieces, length);
 }
 
-/** A file on the disk, or the files of a Hugging Face folder there. */
+/** A file on the disk, or the files of a Hugging Face folder. */
 async function filesAt(file: PathSpec, { extras }: OpenContext): Promise<FileSpec[]> {
   const { stat } = await importHidden<typeof import("node:fs/promises")>("node:fs/promises");
   try {
@@ -322,7 +311,6 @@ async function filesAt(file: PathSpec, { extras }: OpenContext): Promise<FileSpe
   }
 }
 
-/** The path that a `file:` address stands for, or that is one already. */
 async function pathOf({ path }: PathSpec): Promise<string> {
   const { fileURLToPath } = await importHidden<typeof import("node:url")>("node:url");
   return path.startsWith("file:") ? fileURLToPath(path) : path;
@@ -345,46 +333,32 @@ async function listDirectory(folder: string, extras: readonly string[]): Promise
   return [...names, ...shards].map((name) => ({ kind: "path", name, path: at(name) }));
 }
 
-/** Throws if a file begins like something else than a model. */
+/** Throws if a file does not begin like a model. */
 function checkStart(name: string, bytes: Uint8Array): void {
   const impostor = describeImpostor(bytes);
   if (impostor === A_WEB_PAGE) {
     throw new WebPage(name);
   }
-  if (impostor !== undefined) {
-    throw new TilewrightError("not_a_model", `${name} holds ${impostor}, not a model file`);
-  }
+  ensure(impostor === undefined, "not_a_model", `${name} holds ${impostor}, not a model file`);
 }
 
-/** A file that the user picked. */
-class BlobFile implements ModelFile {
-  readonly name: string;
+/** A file of this machine. */
+abstract class LocalFile implements ModelFile {
   readonly isLocal = true;
   readonly phase = "file";
-  readonly size: number;
   arrived = 0;
-  readonly #blob: Blob;
 
-  constructor(name: string, blob: Blob) {
-    this.name = name;
-    this.size = blob.size;
-    this.#blob = blob;
-  }
+  constructor(readonly name: string, readonly size: number) {}
+
+  abstract bytes(offset: number, length: number): Promise<Uint8Array>;
 
   async read(offset: number): Promise<Uint8Array | undefined> {
-    if (offset >= this.size) {
-      return undefined;
-    }
-    const bytes = await readBlob(this.name, this.#blob, offset);
+    const bytes = await this.bytes(offset, CHUNK_BYTES);
     if (offset === 0) {
       checkStart(this.name, bytes);
     }
     this.arrived = Math.max(this.arrived, offset + bytes.length);
-    return bytes;
-  }
-
-  bytes(offset: number, length: number): Promise<Uint8Array> {
-    return readBlob(this.name, this.#blob, offset, length);
+    return bytes.length === 0 ? undefined : bytes;
   }
 
   async finish(): Promise<void> {
@@ -396,6 +370,17 @@ class BlobFile implements ModelFile {
   async close(): Promise<void> {}
 }
 
+/** A file that the user picked. */
+class BlobFile extends LocalFile {
+  constructor(name: string, private readonly blob: Blob) {
+    super(name, blob.size);
+  }
+
+  bytes(offset: number, length: number): Promise<Uint8Array> {
+    return readBlob(this.name, this.blob, offset, length);
+  }
+}
+
 async function readBlob(name: string, blob: Blob, offset: number, length = CHUNK_BYTES): Promise<Uint8Array> {
   try {
     return new Uint8Array(await blob.slice(offset, offset + length).arrayBuffer());
@@ -405,18 +390,9 @@ async function readBlob(name: string, blob: Blob, offset: number, length = CHUNK
 }
 
 /** A file with a path, in Node and Deno. */
-class PathFile implements ModelFile {
-  readonly name: string;
-  readonly isLocal = true;
-  readonly phase = "file";
-  readonly size: number;
-  arrived = 0;
-  readonly #handle: import("node:fs/promises").FileHandle;
-
-  private constructor(name: string, size: number, handle: import("node:fs/promises").FileHandle) {
-    this.name = name;
-    this.size = size;
-    this.#handle = handle;
+class PathFile extends LocalFile {
+  private constructor(name: string, size: number, private readonly handle: import("node:fs/promises").FileHandle) {
+    super(name, size);
   }
 
   static async open(spec: PathSpec): Promise<PathFile> {
@@ -429,163 +405,113 @@ class PathFile implements ModelFile {
     }
   }
 
-  async read(offset: number): Promise<Uint8Array | undefined> {
-    const bytes = await this.bytes(offset, CHUNK_BYTES);
-    if (offset === 0) {
-      checkStart(this.name, bytes);
-    }
-    this.arrived = Math.max(this.arrived, offset + bytes.length);
-    return bytes.length === 0 ? undefined : bytes;
-  }
-
   async bytes(offset: number, length: number): Promise<Uint8Array> {
     try {
       const buffer = new Uint8Array(length);
-      return buffer.subarray(0, (await this.#handle.read(buffer, 0, length, offset)).bytesRead);
+      return buffer.subarray(0, (await this.handle.read(buffer, 0, length, offset)).bytesRead);
     } catch (error) {
       throw unreadable(this.name, error);
     }
   }
 
-  async finish(): Promise<void> {
-    this.arrived = this.size;
-  }
-
-  pause(): void {}
-
-  async close(): Promise<void> {
-    await this.#handle.close();
+  override async close(): Promise<void> {
+    await this.handle.close();
   }
 }
 
-/** A file here whose digest is compared when all of it has been read. */
-class PinnedFile implements ModelFile {
-  readonly name: string;
-  readonly phase = "file";
-  readonly size: number | undefined;
-  readonly #file: ModelFile;
-  readonly #expected: string;
-  readonly #digest: Sha256;
-  #digested = 0;
+/** A file that adds to another one. */
+abstract class WrappedFile<T extends ModelFile> implements ModelFile {
+  constructor(protected readonly file: T) {}
 
-  constructor(file: ModelFile, expected: string, digest: Sha256) {
-    this.name = file.name;
-    this.size = file.size;
-    this.#file = file;
-    this.#expected = expected;
-    this.#digest = digest;
+  get name(): string {
+    return this.file.name;
+  }
+
+  get url(): string | undefined {
+    return this.file.url;
+  }
+
+  get size(): number | undefined {
+    return this.file.size;
+  }
+
+  get isKept(): boolean {
+    return this.file.isKept === true;
   }
 
   get isLocal(): boolean {
-    return this.#file.isLocal;
+    return this.file.isLocal;
+  }
+
+  get phase(): Progress["phase"] {
+    return this.file.phase;
   }
 
   get arrived(): number {
-    return this.#file.arrived;
+    return this.file.arrived;
   }
 
-  async read(offset: number): Promise<Uint8Array | undefined> {
-    // What lies between is part of the digest although the engine does not want it.
-    while (this.#digested < offset && await this.#digestMore() !== undefined);
-    return offset === this.#digested ? this.#digestMore() : this.#file.read(offset);
-  }
+  abstract read(offset: number): Promise<Uint8Array | undefined>;
 
   bytes(offset: number, length: number): Promise<Uint8Array> {
-    return this.#file.bytes(offset, length);
+    return this.file.bytes(offset, length);
   }
 
-  async finish(): Promise<void> {
-    while (await this.#digestMore() !== undefined);
-    const found = this.#digest.hex();
-    if (found !== this.#expected) {
-      throw otherDigest(this.name, found, this.#expected);
-    }
-    await this.#file.finish();
+  finish(): Promise<void> {
+    return this.file.finish();
   }
 
   pause(): void {}
 
-  async close(useless: boolean): Promise<void> {
-    this.#digest.free();
-    await this.#file.close(useless);
+  close(useless: boolean): Promise<void> {
+    return this.file.close(useless);
+  }
+}
+
+/** A local file whose digest is compared when all of it has been read. */
+class PinnedFile extends WrappedFile<ModelFile> {
+  #digested = 0;
+
+  constructor(file: ModelFile, private readonly expected: string, private readonly digest: Sha256) {
+    super(file);
+  }
+
+  async read(offset: number): Promise<Uint8Array | undefined> {
+    // Bytes that the engine skips are part of the digest.
+    while (this.#digested < offset && await this.#digestMore() !== undefined);
+    return offset === this.#digested ? this.#digestMore() : this.file.read(offset);
+  }
+
+  override async finish(): Promise<void> {
+    while (await this.#digestMore() !== undefined);
+    const found = this.digest.hex();
+    if (found !== this.expected) {
+      throw otherDigest(this.name, found, this.expected);
+    }
+    await this.file.finish();
+  }
+
+  override async close(useless: boolean): Promise<void> {
+    this.digest.free();
+    await this.file.close(useless);
   }
 
   async #digestMore(): Promise<Uint8Array | undefined> {
-    const bytes = await this.#file.read(this.#digested);
+    const bytes = await this.file.read(this.#digested);
     if (bytes !== undefined) {
-      this.#digest.update(bytes);
+      this.digest.update(bytes);
       this.#digested += bytes.length;
     }
     return bytes;
   }
 }
 
-function unreadable(path: string, cause: unknown): TilewrightError {
-  return new TilewrightError("storage", `${path} cannot be read: ${messageOf(cause)}`, { cause });
-}
-
-/** A copy that was kept by an earlier load, and read without a look at its digest. */
-export class KeptCopy {
-  readonly url: string;
-  readonly #store: Store;
-  readonly #record: StoredRecord;
-  readonly #bytes: Blob;
-  readonly #newDigest: () => Sha256;
-
-  constructor(url: string, store: Store, record: StoredRecord, bytes: Blob, newDigest: () => Sha256) {
-    this.url = url;
-    this.#store = store;
-    this.#record = record;
-    this.#bytes = bytes;
-    this.#newDigest = newDigest;
-  }
-
-  /**
-   * Whether its bytes are those that were downloaded. `turn` is awaited before each piece. A copy can be unreadable because another one
-   * has taken its place.
-   */
-  async check(turn: () => Promise<void>): Promise<"good" | "damaged" | "unreadable"> {
-    const digest = this.#newDigest();
-    try {
-      for (let offset = 0; offset < this.#bytes.size; offset += VERIFY_BYTES) {
-        await turn();
-        let piece: ArrayBuffer;
-        try {
-          piece = await this.#bytes.slice(offset, offset + VERIFY_BYTES).arrayBuffer();
-        } catch {
-          return "unreadable";
-        }
-        digest.update(new Uint8Array(piece));
-      }
-      return this.#record.sha256 === undefined || digest.hex() === this.#record.sha256 ? "good" : "damaged";
-    } finally {
-      digest.free();
-    }
-  }
-
-  /** Deletes it, unless another one has taken its place. Throws `storage` while another tab loads it. */
-  async delete(signal: AbortSignal): Promise<void> {
-    const owned = await this.#store.claim(this.url, "exclusive", signal);
-    if (owned === undefined) {
-      throw new TilewrightError("storage", `the kept copy of ${this.url} is damaged, and another tab is loading it; try again after that`);
-    }
-    try {
-      if (owned.whole?.date === this.#record.date) {
-        await owned.removeWhole();
-      }
-    } finally {
-      owned.release();
-    }
-  }
-}
-
-/** A file that was read as a whole when it was opened, so that it needs no connection while others are read. */
-class SmallFile implements ModelFile {
-  readonly #file: UrlFile;
+/** A file that is read as a whole when it is opened, so that it needs no connection later. */
+class SmallFile extends WrappedFile<UrlFile> {
   readonly #bytes: Uint8Array;
 
   private constructor(file: UrlFile, bytes: Uint8Array) {
-    this.#file = file;
+    super(file);
     this.#bytes = bytes;
   }
 
@@ -598,104 +524,97 @@ class SmallFile implements ModelFile {
     }
   }
 
-  get name(): string {
-    return this.#file.name;
-  }
-
-  get url(): string {
-    return this.#file.url;
-  }
-
-  get isKept(): boolean {
-    return this.#file.isKept;
-  }
-
-  get isLocal(): boolean {
-    return this.#file.isLocal;
-  }
-
-  get phase(): Progress["phase"] {
-    return this.#file.phase;
-  }
-
-  get size(): number {
+  override get size(): number {
     return this.#bytes.length;
-  }
-
-  get arrived(): number {
-    return this.#file.arrived;
   }
 
   async read(offset: number): Promise<Uint8Array | undefined> {
     return offset < this.size ? this.#bytes.subarray(offset, offset + CHUNK_BYTES) : undefined;
   }
 
-  async bytes(offset: number, length: number): Promise<Uint8Array> {
+  override async bytes(offset: number, length: number): Promise<Uint8Array> {
     return this.#bytes.subarray(offset, offset + length);
-  }
-
-  finish(): Promise<void> {
-    return this.#file.finish();
-  }
-
-  pause(): void {}
-
-  close(useless: boolean): Promise<void> {
-    return this.#file.close(useless);
   }
 }
 
-/** A file on a server, with the part of it that is kept here already. */
+function unreadable(path: string, cause: unknown): TilewrightError {
+  return new TilewrightError("storage", `${path} cannot be read: ${messageOf(cause)}`, { cause });
+}
+
+/** A copy that an earlier load stored. Its digest is checked after it was read. */
+export class StoredCopy {
+  constructor(
+    readonly url: string, private readonly store: Store, private readonly record: StoredRecord, private readonly bytes: Blob,
+    private readonly newDigest: () => Sha256,
+  ) {}
+
+  /** Compares its digest, and awaits `turn` before each piece. A copy that was replaced can be unreadable. */
+  async check(turn: () => Promise<void>): Promise<"good" | "damaged" | "unreadable"> {
+    const digest = this.newDigest();
+    try {
+      for (let offset = 0; offset < this.bytes.size; offset += VERIFY_BYTES) {
+        await turn();
+        let piece: ArrayBuffer;
+        try {
+          piece = await this.bytes.slice(offset, offset + VERIFY_BYTES).arrayBuffer();
+        } catch {
+          return "unreadable";
+        }
+        digest.update(new Uint8Array(piece));
+      }
+      return this.record.sha256 === undefined || digest.hex() === this.record.sha256 ? "good" : "damaged";
+    } finally {
+      digest.free();
+    }
+  }
+
+  /** Deletes it, unless it was replaced. Throws `storage` while another tab loads it. */
+  async delete(signal: AbortSignal): Promise<void> {
+    const owned = await this.store.claim(this.url, "exclusive", signal);
+    ensure(owned !== undefined,
+      "storage", `the kept copy of ${this.url} is damaged, and another tab is loading it; try again after that`);
+    try {
+      if (owned.whole?.date === this.record.date) {
+        await owned.removeWhole();
+      }
+    } finally {
+      owned.release();
+    }
+  }
+}
+
+/** A file on a server, and its stored part. */
 class UrlFile implements ModelFile {
-  readonly name: string;
-  readonly url: string;
-  readonly #headers: Record<string, string> | undefined;
-  /** SHA-256 that the file must have, where that is known. */
-  readonly #expected: string | undefined;
-  /** Whether the caller says so: then a kept copy is compared as well, before anything runs with it. */
-  readonly #isPinned: boolean;
-  readonly #context: OpenContext;
-  readonly #httpCache: RequestCache;
   #download: Download | undefined;
-  /** The claim on the kept file, while there is one. */
+  /** The claim on the stored file. */
   #stored: StoredFile | undefined;
   #record: StoredRecord | undefined;
-  /** The bytes that were kept when the file was opened. */
+  /** The stored bytes when the file was opened. */
   #kept = new Blob();
   #writer: StoreWriter | undefined;
   #written = 0;
   #digest: Sha256 | undefined;
-  /** What it must be by Git, and what has come of it so far. */
-  readonly #git: GitBlob | undefined;
   #gitDigest: GitDigest | undefined;
   #digested = 0;
-  /** Where the next bytes come from. */
   #position = 0;
-  /** The chunk read last, and where it begins: the engine goes back into it when it turns from a header to the data behind. */
+  /** The latest chunk and its offset: after a header, the engine goes back into it. */
   #last: Uint8Array = new Uint8Array();
   #lastOffset = 0;
   arrived = 0;
 
-  private constructor(spec: UrlSpec, context: OpenContext, httpCache: RequestCache) {
-    this.name = spec.name;
-    this.url = spec.url;
-    this.#headers = spec.headers;
-    this.#expected = spec.sha256;
-    this.#git = spec.git;
-    this.#isPinned = spec.isPinned === true;
-    this.#context = context;
-    this.#httpCache = httpCache;
-  }
+  private constructor(
+    private readonly spec: UrlSpec, private readonly context: OpenContext, private readonly httpCache: RequestCache,
+  ) {}
 
-  /** Opens a file. `lazily`: the server is asked what there is, and no connection is held until the first read. */
+  /** `lazily`: only requests the file's version, and connects at the first read. */
   static async open(spec: UrlSpec, context: OpenContext, httpCache: RequestCache, lazily: boolean): Promise<UrlFile> {
     const file = new UrlFile(spec, context, httpCache);
     try {
       await file.#claim();
-      const isTold = file.#expected !== undefined || file.#git !== undefined;
-      if (context.peek !== true && isTold && (file.#isPinned || !file.#isComplete)) {
+      const hasDigest = spec.sha256 !== undefined || spec.git !== undefined;
+      if (context.peek !== true && hasDigest && (spec.isPinned === true || !file.#isComplete)) {
         file.#digest ??= context.newDigest();
-        file.#gitDigest = file.#git && new GitDigest(file.#git.size);
+        file.#gitDigest = spec.git && new GitDigest(spec.git.size);
       }
       if (!file.#isComplete) {
         const options = { ...file.#downloadOptions, lazily: lazily || file.#inPieces };
@@ -708,13 +627,20 @@ class UrlFile implements ModelFile {
     }
   }
 
-  /** Whether all of it is from a copy that an earlier load kept. */
+  get name(): string {
+    return this.spec.name;
+  }
+
+  get url(): string {
+    return this.spec.url;
+  }
+
   get isKept(): boolean {
     return this.#isComplete;
   }
 
   get isLocal(): boolean {
-    return this.#context.store !== undefined;
+    return this.context.store !== undefined;
   }
 
   get phase(): "cache" | "download" {
@@ -732,7 +658,7 @@ class UrlFile implements ModelFile {
     if (offset < this.#position || (this.#isComplete && this.#digest === undefined) || this.#inPieces) {
       this.#position = offset;
     }
-    // Bytes before the offset belong to the file that is kept and to its digest although the engine does not want them.
+    // Bytes that the engine skips are stored and digested too.
     for (;;) {
       const chunk = await this.#readChunk();
       if (chunk === undefined || offset < this.#position) {
@@ -752,30 +678,29 @@ class UrlFile implements ModelFile {
     }
     this.#position = Math.max(this.#position, this.#digested);
     while ((await this.#readChunk()) !== undefined) {
-      // Reading is all there is to do: each chunk is kept and digested on its way.
+      // Each chunk is stored and digested as it is read.
     }
     const sha256 = this.#digest?.hex();
-    if (sha256 !== undefined && this.#expected !== undefined && sha256 !== this.#expected) {
+    if (sha256 !== undefined && this.spec.sha256 !== undefined && sha256 !== this.spec.sha256) {
       throw this.#isComplete
-        ? new TilewrightError("storage", `the kept copy of ${this.url} is damaged: its SHA-256 is ${sha256}, expected ${this.#expected}`)
-        : otherDigest(this.url, sha256, this.#expected);
+        ? new TilewrightError("storage", `the kept copy of ${this.url} is damaged: its SHA-256 is ${sha256}, expected ${this.spec.sha256}`)
+        : otherDigest(this.url, sha256, this.spec.sha256);
     }
     if (this.#isComplete) {
       return;
     }
     const sha1 = this.#gitDigest?.hex();
     this.#gitDigest = undefined;
-    if (sha1 !== undefined && sha1 !== this.#git?.sha1) {
-      throw new TilewrightError("digest", `${this.url}: it has the Git digest ${sha1}, expected ${this.#git?.sha1}`);
-    }
+    ensure(sha1 === undefined || sha1 === this.spec.git?.sha1,
+      "digest", `${this.url}: it has the Git digest ${sha1}, expected ${this.spec.git?.sha1}`);
     await this.#storing(async (stored) => {
       const writer = await this.#openWriter(stored);
       const size = await writer.flush(true);
-      await stored.save({ ...this.#newRecord(stored, size), size, complete: true, ...(sha256 === undefined ? {} : { sha256 }) });
+      await stored.save({ ...this.#newRecord(stored, size), size, complete: true, ...defined({ sha256 }) });
       writer.close();
       this.#writer = undefined;
-      this.#context.onStored(size);
-      await this.#context.onKept?.();
+      this.context.onStored(size);
+      await this.context.onKept?.();
     });
   }
 
@@ -802,25 +727,24 @@ class UrlFile implements ModelFile {
     return this.#record?.complete === true;
   }
 
-  /** Whether it is read in pieces; a text is read as a whole anyway. */
   get #inPieces(): boolean {
-    return this.#context.peek === true && !/\.(json|jinja)$/.test(this.name);
+    return this.context.peek === true && !/\.(json|jinja)$/.test(this.name);
   }
 
   get #asking(): Asking {
-    const { fetch } = this.#context;
-    return { ...(fetch === undefined ? {} : { fetch }), ...(this.#headers === undefined ? {} : { headers: this.#headers }) };
+    const { fetch } = this.context;
+    return defined({ fetch, headers: this.spec.headers });
   }
 
   get #downloadOptions(): DownloadOptions {
-    const { signal, notify } = this.#context;
+    const { signal, notify } = this.context;
     const onReconnect = (message: string): void => notify({ code: "reconnected", message });
-    return { ...this.#asking, signal, httpCache: this.#httpCache, inPieces: this.#inPieces, onReconnect };
+    return { ...this.#asking, signal, httpCache: this.httpCache, inPieces: this.#inPieces, onReconnect };
   }
 
-  /** Finds out what is kept, and keeps others from changing it. */
+  /** Claims the stored copy, if there is one. */
   async #claim(): Promise<void> {
-    const { store, newDigest, notify, onCopy, signal, peek, mustKeep } = this.#context;
+    const { store, newDigest, notify, onCopy, signal, peek, mustKeep } = this.context;
     if (store === undefined) {
       return;
     }
@@ -832,7 +756,7 @@ class UrlFile implements ModelFile {
       if (whole !== undefined && bytes !== undefined) {
         this.#kept = bytes;
         this.#record = whole;
-        onCopy(new KeptCopy(this.url, store, whole, bytes, newDigest));
+        onCopy(new StoredCopy(this.url, store, whole, bytes, newDigest));
         return;
       }
       readable?.release();
@@ -857,44 +781,44 @@ class UrlFile implements ModelFile {
       }
       this.#digest = newDigest();
     } catch (error) {
-      this.#context.signal.throwIfAborted();
+      this.context.signal.throwIfAborted();
       await this.#giveUpStoring(error);
     }
   }
 
-  /** The bytes of a complete copy, unless some of them are missing. */
+  /** The bytes of a complete copy, unless some are missing. */
   async #bytesOf(stored: StoredFile, whole: StoredRecord): Promise<Blob | undefined> {
     try {
       return await stored.bytes(whole);
     } catch (error) {
-      this.#context.notify(damaged(this.url, messageOf(error)));
+      this.context.notify(damaged(this.url, messageOf(error)));
       return undefined;
     }
   }
 
-  /** Asks the server whether a kept file is still the newest. Without an answer it is taken as it is. */
+  /** Asks the server whether a copy is current. Without a response, it counts as current. */
   async #isCurrent(record: StoredRecord): Promise<boolean> {
-    const known = this.#expected !== undefined && record.sha256 !== undefined;
-    const version = known ? {} : await askVersion(this.url, this.#context.signal, this.#asking);
+    const known = this.spec.sha256 !== undefined && record.sha256 !== undefined;
+    const version = known ? {} : await askVersion(this.url, this.context.signal, this.#asking);
     if (version === undefined) {
-      this.#context.notify({ code: "not_revalidated", message: `${this.url} could not be checked for a newer version; the kept copy is used` });
+      this.context.notify({ code: "not_revalidated", message: `${this.url} could not be checked for a newer version; the kept copy is used` });
       return true;
     }
-    const current = known ? record.sha256 === this.#expected : !differs(record, version);
+    const current = known ? record.sha256 === this.spec.sha256 : !differs(record, version);
     if (!current) {
-      this.#context.notify({ code: "cache_outdated", message: `${this.url} is newer on the server than the kept copy; it is downloaded again` });
+      this.context.notify({ code: "cache_outdated", message: `${this.url} is newer on the server than the kept copy; it is downloaded again` });
     }
     return current;
   }
 
-  /** Goes on behind what is kept of an interrupted download, if the server still has the same file. */
+  /** Continues an interrupted download, if the server still has the same file. */
   async #resume(options: DownloadOptions): Promise<Download | undefined> {
     if (this.#stored === undefined || this.#record === undefined) {
       return undefined;
     }
     const download = await Download.resume(this.url, this.#kept.size, versionOf(this.#record), options);
     if (download === undefined) {
-      this.#context.notify({ code: "cache_outdated", message: `${this.url} was replaced since its download was interrupted; it begins anew` });
+      this.context.notify({ code: "cache_outdated", message: `${this.url} was replaced since its download was interrupted; it begins anew` });
       this.#kept = new Blob();
       this.#record = undefined;
     }
@@ -905,7 +829,7 @@ class UrlFile implements ModelFile {
     return { ...this.#download?.version, url: address, stored, complete: false, date: Date.now() };
   }
 
-  /** Writing begins with the first byte that is new: a browser gives nothing of a file to read any more once it is written to. */
+  /** Opened at the first new byte: browsers cannot read a file while it is written. */
   async #openWriter(stored: StoredFile): Promise<StoreWriter> {
     this.#written = this.#writer === undefined ? this.#kept.size : this.#written;
     return this.#writer ??= await stored.write(this.#newRecord(stored, this.#written));
@@ -918,13 +842,13 @@ class UrlFile implements ModelFile {
     const bytes = await this.#writer.flush(false);
     if (bytes > 0) {
       await stored.save(this.#newRecord(stored, bytes));
-      await this.#context.onKept?.();
+      await this.context.onKept?.();
     } else {
       await stored.removePart();
     }
   }
 
-  /** About a mebibyte from the position on, kept and digested. */
+  /** About a mebibyte from the position, stored and digested. */
   async #readChunk(): Promise<Uint8Array | undefined> {
     const chunk = this.#position < this.#kept.size && this.#writer === undefined
       ? await readBlob(this.url, this.#kept, this.#position)
@@ -959,7 +883,7 @@ class UrlFile implements ModelFile {
     }
     const pieces: Uint8Array[] = [];
     let length = 0;
-    // Pieces are not read ahead: the first may be all that is wanted.
+    // Pieces are not read ahead: the first may suffice.
     while (length < CHUNK_BYTES && (length === 0 || !this.#inPieces || download.isOpen)) {
       const piece = await download.next();
       if (piece === undefined) {
@@ -968,7 +892,7 @@ class UrlFile implements ModelFile {
       pieces.push(piece);
       length += piece.length;
       this.arrived = Math.max(this.arrived, download.position);
-      this.#context.onBytes(this);
+      this.context.onBytes(this);
       await this.#keep(piece, download.position - piece.length);
     }
     return length === 0 ? undefined : join(pieces, length);
@@ -989,7 +913,7 @@ class UrlFile implements ModelFile {
     });
   }
 
-  /** Does something with the storage if the file is to be kept. When it fails, the load goes on without. */
+  /** Uses the storage, if the file is stored. If that fails, the load continues without it. */
   async #storing(action: (stored: StoredFile) => Promise<void>): Promise<void> {
     if (this.#stored === undefined || this.#isComplete) {
       return;
@@ -1002,25 +926,26 @@ class UrlFile implements ModelFile {
   }
 
   async #giveUpStoring(error: unknown): Promise<void> {
-    if (this.#context.mustKeep === true) {
-      // What another tab writes is not ours.
+    const isFull = codeOf(error) === "quota";
+    if (this.context.mustKeep === true) {
       if (this.#stored !== undefined) {
         await this.#drop();
       }
       throw error instanceof TilewrightError ? error
-        : new TilewrightError(isFull(error) ? "quota" : "storage", `${this.url} cannot be kept: ${messageOf(error)}`, { cause: error });
+        : new TilewrightError(isFull ? "quota" : "storage", `${this.url} cannot be kept: ${messageOf(error)}`, { cause: error });
     }
-    const why = isFull(error) ? `the browser's storage for this page is full (${messageOf(error)})` : `the browser's storage failed (${messageOf(error)})`;
-    this.#context.notify({ code: "not_cached", message: `${this.url} will not be kept for the next time: ${why}` });
+    const why = isFull ? `the browser's storage for this page is full (${messageOf(error)})`
+      : `the browser's storage failed (${messageOf(error)})`;
+    this.context.notify({ code: "not_cached", message: `${this.url} will not be kept for the next time: ${why}` });
     if (this.#position < this.#kept.size) {
-      // Nothing was given out yet that the server could not give again.
+      // No stored byte was returned yet, so the download can start anew.
       this.#kept = new Blob();
       this.#record = undefined;
     }
     await this.#drop();
   }
 
-  /** Deletes what is kept of this download, or the complete copy that cannot be read, and keeps nothing more. */
+  /** Deletes what is stored of the file, and stores nothing more. */
   async #drop(): Promise<void> {
     this.#writer?.close();
     this.#writer = undefined;
@@ -1028,23 +953,22 @@ class UrlFile implements ModelFile {
     this.#stored = undefined;
     let owned: StoredFile | undefined;
     try {
-      owned = await this.#context.store?.claim(this.url, "exclusive");
+      owned = await this.context.store?.claim(this.url, "exclusive");
       await owned?.removePart();
     } catch (error) {
-      this.#context.notify({ code: "not_cached", message: `what was kept of ${this.url} could not be deleted (${messageOf(error)})` });
+      this.context.notify({ code: "not_cached", message: `what was kept of ${this.url} could not be deleted (${messageOf(error)})` });
     } finally {
       owned?.release();
     }
   }
 }
 
-/** The notice for a kept copy that is not what was downloaded. */
 export function damaged(url: string, why: string): Notice {
   return { code: "cache_damaged", message: `the kept copy of ${url} is damaged (${why}); it is downloaded again` };
 }
 
 function versionOf({ size, etag, lastModified }: StoredRecord): FileVersion {
-  return { ...(size === undefined ? {} : { size }), ...(etag === undefined ? {} : { etag }), ...(lastModified === undefined ? {} : { lastModified }) };
+  return defined({ size, etag, lastModified });
 }
 
 function join(pieces: Uint8Array[], length: number): Uint8Array {

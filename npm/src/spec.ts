@@ -1,8 +1,9 @@
-/** What people give as a model's source, made into what the worker is told. */
+/** Converts callers' sources into the worker's terms. */
 
-import { messageOf, TilewrightError } from "./errors.js";
+import { ensure, messageOf, TilewrightError } from "./errors.js";
 import type { Fetch } from "./fetching.js";
 import { isArrayOf } from "./given.js";
+import { decoded, defined, orAborted } from "./helpers.js";
 import { ENDPOINT, endpointOf, hubSpec, isHubAddress, type Wanted } from "./hub.js";
 import { hasPaths } from "./platform.js";
 import type { FileSpec, Pins, SourceSpec } from "./protocol.js";
@@ -12,8 +13,8 @@ import type { FileSource, HubOptions, ModelSource, SourceOptions } from "./types
 /**
  * The files of a source, with absolute addresses. The bytes of a `Response` are awaited.
  *
- * @throws {@link TilewrightError}: `option` for what is no source, `http` or `network` for a response that is an error or breaks;
- * or the signal's reason.
+ * @throws {@link TilewrightError}: `option` for an invalid source, `http` or `network` for a response that fails; or
+ * the signal's reason.
  */
 export async function specOf(
   source: ModelSource, signal: AbortSignal | undefined, options: SourceOptions & { fetch?: Fetch } = {}, wanted: Wanted = "model",
@@ -22,24 +23,23 @@ export async function specOf(
   const pins = pinsOf(sha256);
   const spec = await unpinned(source, signal, hub, wanted);
   const given = wanted === "model" ? givenOf(source, spec, hub) : undefined;
-  return { ...spec, ...(pins === undefined ? {} : { pins }), ...(given === undefined ? {} : { given }) };
+  return { ...spec, ...defined({ pins, given }) };
 }
 
-/** What copies of a model are remembered as, without asking anybody; nothing if not all of it has addresses. */
+/** The storage's record of a source, without requests; `undefined` unless all files have addresses. */
 export async function keptAs(source: ModelSource, hub: HubOptions): Promise<SourceSpec["given"]> {
   const isHub = typeof source === "string" && isHubAddress(source);
   return givenOf(source, isHub ? undefined : await unpinned(source, undefined, hub, "model"), hub);
 }
 
-/** Digests as files' are written. */
+/** Validated digests, in lower case. */
 function pinsOf(sha256: SourceOptions["sha256"]): Pins | undefined {
   if (sha256 === undefined) {
     return undefined;
   }
   const digestOf = (name: string, text: unknown): string => {
-    if (typeof text !== "string" || !/^[0-9a-f]{64}$/i.test(text)) {
-      throw new TilewrightError("option", `${name} is ${JSON.stringify(text) ?? typeof text}, expected 64 hexadecimal digits`);
-    }
+    ensure(typeof text === "string" && /^[0-9a-f]{64}$/i.test(text),
+      "option", `${name} is ${JSON.stringify(text) ?? typeof text}, expected 64 hexadecimal digits`);
     return text.toLowerCase();
   };
   return typeof sha256 === "object" && sha256 !== null && !Array.isArray(sha256)
@@ -47,7 +47,7 @@ function pinsOf(sha256: SourceOptions["sha256"]): Pins | undefined {
     : digestOf("sha256", sha256);
 }
 
-/** `spec`: of what is no address of a hub. */
+/** `spec`: needed unless the source is an address of a hub. */
 function givenOf(source: ModelSource, spec: SourceSpec | undefined, { revision, endpoint }: HubOptions): SourceSpec["given"] {
   if (typeof source === "string" && isHubAddress(source)) {
     const address = revision === undefined || source.includes("@") ? source : `${source}@${revision}`;
@@ -68,13 +68,10 @@ async function unpinned(source: ModelSource, signal: AbortSignal | undefined, hu
   if (typeof source === "string" && isHubAddress(source)) {
     return hubSpec(source, hub, signal, wanted);
   }
-  if (option !== undefined) {
-    throw new TilewrightError("option", `${option[0]} is for addresses of a hub, and the source is none, expected hf:owner/repo`);
-  }
+  ensure(option === undefined,
+    "option", `${option?.[0]} is for addresses of a hub, and the source is none, expected hf:owner/repo`);
   if (Array.isArray(source)) {
-    if (source.length === 0) {
-      throw new TilewrightError("option", "source is an empty list, expected the files of a model");
-    }
+    ensure(source.length !== 0, "option", "source is an empty list, expected the files of a model");
     const files = await Promise.all((source as readonly FileSource[]).map((file) => fileOf(file, signal)));
     const config = files.find(({ name }) => name === "config.json");
     return { kind: "files", files, ...(config === undefined ? {} : named(placeOf(config).replace(/[^/\\]*$/, ""))) };
@@ -83,11 +80,10 @@ async function unpinned(source: ModelSource, signal: AbortSignal | undefined, hu
   if (file.kind === "url" && new URL(file.url).pathname.endsWith("/")) {
     return { kind: "folder", url: file.url, ...named(placeOf(file)) };
   }
-  // Only the disk knows whether a path is a folder's.
+  // Only the disk shows whether a path is a folder.
   return file.kind === "path" ? { kind: "path", file, ...named(placeOf(file)) } : { kind: "files", files: [file] };
 }
 
-/** The path of a file, with slashes. */
 function placeOf(file: FileSpec): string {
   switch (file.kind) {
     case "url":
@@ -99,7 +95,7 @@ function placeOf(file: FileSpec): string {
   }
 }
 
-/** The name of the folder with this path: its last part; of a repository of Hugging Face what stands in front of `resolve` and its revision. */
+/** The name of a folder: the last part of its path, or of a hub's the part before `resolve` and the revision. */
 function named(folder: string): { name?: string } {
   const parts = folder.split(/[/\\]/).filter((part) => part !== "");
   const name = parts.at(parts.at(-2) === "resolve" ? -3 : -1);
@@ -111,7 +107,7 @@ async function fileOf(source: FileSource, signal: AbortSignal | undefined): Prom
     const { name = UNNAMED, webkitRelativePath } = source as Partial<File>;
     return { kind: "blob", name: nameOf(webkitRelativePath || name), blob: source };
   }
-  // Objects of other realms, such as frames, have other constructors, so their names have to tell.
+  // Objects of other realms, such as frames, have other constructors, so their names decide.
   const kind = Object.prototype.toString.call(source).slice(8, -1);
   if (kind === "ArrayBuffer" || isArrayOf("Uint8Array", source)) {
     return { kind: "blob", name: UNNAMED, blob: new Blob([source as ArrayBuffer | Uint8Array<ArrayBuffer>]) };
@@ -119,9 +115,7 @@ async function fileOf(source: FileSource, signal: AbortSignal | undefined): Prom
   if (kind === "Response") {
     return responseOf(source as Response, signal);
   }
-  if (typeof source !== "string" && kind !== "URL") {
-    throw new TilewrightError("option", `source is ${kind}, expected ${EXPECTED}`);
-  }
+  ensure(typeof source === "string" || kind === "URL", "option", `source is ${kind}, expected ${EXPECTED}`);
   const text = String(source);
   const isAddress = /^(https?|data|blob):/i.test(text);
   if (hasPaths && !isAddress) {
@@ -134,27 +128,21 @@ async function fileOf(source: FileSource, signal: AbortSignal | undefined): Prom
   } catch (error) {
     throw new TilewrightError("option", `source is ${JSON.stringify(text)}, expected ${EXPECTED}`, { cause: error });
   }
-  // What follows a # is the page's and never reaches a server.
   url.hash = "";
   return { kind: "url", name: decoded(nameOf(url.pathname)), url: url.href };
 }
 
 const EXPECTED = "an address, a file, bytes, a Response, or a list of them";
 
-/** What a request brought. Its bytes are awaited, because the engine may go back in a file, and may need it again. */
+/** The bytes of a response are awaited, because the engine may go back, and may load again. */
 async function responseOf(response: Response, signal: AbortSignal | undefined): Promise<FileSpec> {
   const name = decoded(nameOf(/^https?:/i.test(response.url) ? new URL(response.url).pathname : ""));
   const what = response.url === "" ? "the Response" : `the Response of ${response.url}`;
-  if (response.type === "opaque") {
-    throw new TilewrightError("option", `source is ${what}, which the browser lets no page read, expected one of a request in mode "cors"`);
-  }
-  if (!response.ok) {
-    throw new TilewrightError("http", `${what} is an error (HTTP status ${response.status})`, { status: response.status });
-  }
-  if (response.bodyUsed) {
-    throw new TilewrightError("option", `source is ${what}, whose bytes were read already, expected one that nobody has read`);
-  }
-  signal?.throwIfAborted();
+  ensure(response.type !== "opaque",
+    "option", `source is ${what}, which the browser lets no page read, expected one of a request in mode "cors"`);
+  ensure(response.ok, "http", `${what} is an error (HTTP status ${response.status})`, { status: response.status });
+  ensure(!response.bodyUsed,
+    "option", `source is ${what}, whose bytes were read already, expected one that nobody has read`);
   try {
     return { kind: "blob", name, blob: await orAborted(response.blob(), signal) };
   } catch (error) {
@@ -163,29 +151,11 @@ async function responseOf(response: Response, signal: AbortSignal | undefined): 
   }
 }
 
-function orAborted<T>(work: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
-  return new Promise((resolve, reject) => {
-    const abort = (): void => reject(signal?.reason);
-    signal?.addEventListener("abort", abort, { once: true });
-    work.then(resolve, reject).finally(() => signal?.removeEventListener("abort", abort));
-  });
-}
-
-/** A part of an address as people read it. */
-function decoded(text: string): string {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    // A percent sign that begins no escape: the text is as it stands.
-    return text;
-  }
-}
-
-/** A file in the folder of one of sentence-transformers' modules: its name alone would be that of a file of the model's own folder. */
+/** A file of a module of sentence-transformers, whose name alone would be ambiguous. */
 const IN_MODULE = /(?:^|[/\\])(\d+_(?:Pooling|Dense|Normalize|LayerNorm))[/\\]([^/\\]+)$/;
 const UNNAMED = "model.gguf";
 
-/** A file's name in the model's folder. */
+/** A file's name relative to the model's folder. */
 function nameOf(path: string): string {
   const [, folder, file] = IN_MODULE.exec(path) ?? [];
   return folder === undefined ? path.split(/[/\\]/).at(-1) || UNNAMED : `${folder}/${file}`;

@@ -1,18 +1,16 @@
-/** What the WASM module exports, as this package uses it. The module itself is built from the Rust crate, beside the compiled worker. */
+/** The exports of the engine's WASM module that this package uses. */
 
-import type { EmbedderSettings, EngineSettings, ExpectedModel, IndexSettings, ModelSettings, RerankerSettings } from "./protocol.js";
 import type {
-  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EngineStats, GenerateResult, Hit, IndexInfo, KvType, MemoryInfo, ModelInfo, ModelReport,
+  EmbedderRequest, ExpectedModel, GenerateRequest, IndexSettings, ModelSettings, RerankerRequest,
+} from "./protocol.js";
+import type {
+  AvailableDevice, Counters, DeviceChoice, DeviceInfo, EmbedderInfo, EngineOptions, EngineStats, GenerateResult, Hit,
+  IndexInfo, KvType, MemoryInfo, ModelInfo, ModelReport,
   MolInfo, MolMethod, Ranked, RerankerInfo, Tier, Timeline, VectorStorage, WeightShare,
 } from "./types.js";
 
 export type Adapter = Omit<AvailableDevice, "choice">;
-export type GenerationOptions = {
-  maxTokens?: number; temperature?: number; topK?: number; topP?: number; minP?: number; repeatPenalty?: number;
-  repeatLastN?: number; presencePenalty?: number; frequencyPenalty?: number; logitBias?: [id: number, bias: number][];
-  logprobs?: number; seed?: number; stop?: string[]; stopIds?: number[]; ignoreEos?: boolean; slide?: boolean;
-  tokensPerSubmit?: number; promptLookup?: number; replay?: number[];
-};
+export type GenerationOptions = GenerateRequest["options"] & { stopIds?: number[] };
 
 export type FileInfo = { name: string; size?: number };
 
@@ -25,13 +23,13 @@ export class Device {
   info(): DeviceInfo;
   counters(): Counters;
   isGpu(): boolean;
-  /** Bytes that a model can take here, where that can be known. */
+  /** Memory for a model, if known. */
   availableBytes(): number | undefined;
-  /** What the self-test has had to say since this was last asked for. */
+  /** Notices of the self-test since the last call. */
   takeNotices(): string[];
   destroy(): void;
   free(): void;
-  /** Measures what the device does; `half` is the same adapter in the tier `f16`, and goes with the call. Rows and result are JSON. */
+  /** `half` is the same adapter in the tier `f16`, which the call frees. Rows and result are JSON. */
   bench(half: Device | undefined, quick: boolean, onRow: (json: string, done: number, total: number) => void): Promise<string>;
   upload(data: Float32Array, shape?: Uint32Array): Promise<DeviceTensor>;
   matmul(a: DeviceTensor, b: DeviceTensor, m: number, n: number, k: number): DeviceTensor;
@@ -54,26 +52,24 @@ export type ReadFile = (file: number, offset: number, length: number) => Promise
 
 export class Loader<Loaded> {
   private constructor();
-  /** `read` gives bytes of a file, after all files were pushed, for weights that do not fit in memory. */
+  /** `read` reads weights that do not fit in memory, after all files were pushed. */
   static model(device: Device, files: FileInfo[], options: ModelSettings, read: ReadFile | undefined): Loader<Model>;
-  static embedder(device: Device, files: FileInfo[], options: EmbedderSettings): Loader<Embedder>;
-  static reranker(device: Device, files: FileInfo[], options: RerankerSettings): Loader<Reranker>;
-  /** Of a file of so many bytes, if that is known. */
+  static embedder(device: Device, files: FileInfo[], options: EmbedderRequest["settings"]): Loader<Embedder>;
+  static reranker(device: Device, files: FileInfo[], options: RerankerRequest["settings"]): Loader<Reranker>;
   static index(device: Device, size: number | undefined): Loader<Index>;
   static mol(device: Device, size: number | undefined, storage: VectorStorage | undefined): Loader<Mol>;
-  /** Says what the folder of the files is called. */
   setFolder(name: string): void;
   want(): { file: number; offset: number } | undefined;
   push(bytes: Uint8Array): Promise<void>;
   end(): void;
-  /** For models: makes one follow what `tune` returned; returns why that is of no use, if so. */
+  /** Applies a result of `tune`, or returns why it cannot. */
   useTuning(text: string): string | undefined;
   tune(): Promise<string>;
   finish(): Promise<Loaded>;
   free(): void;
 }
 
-/** What the headers of a model's files say. What is missing is `null`. */
+/** Facts from the headers; `null` if unknown. */
 export type HeaderFacts = {
   kind: ModelReport["kind"];
   name: string | null;
@@ -85,7 +81,7 @@ export type HeaderFacts = {
   problem: string | null;
 };
 
-/** The headers of a model's files, whose bytes are pushed as to a {@link Loader}. */
+/** The headers of a model's files; bytes are pushed as to a {@link Loader}. */
 export class Header {
   constructor(files: FileInfo[]);
   setFolder(name: string): void;
@@ -93,9 +89,9 @@ export class Header {
   push(bytes: Uint8Array): void;
   end(): void;
   facts(): HeaderFacts;
-  /** Memory that the model would take there, whatever there is. */
+  /** Memory of the model, without limits. */
   plan(device: Device, options: PlanOptions): Omit<MemoryInfo, "wasmHeapBytes">;
-  /** Throws what loading would throw by the headers. */
+  /** Throws as loading would, as far as headers show. */
   check(device: Device, options: PlanOptions & { readsAgain?: boolean }): void;
   free(): void;
 }
@@ -106,44 +102,42 @@ export class Model {
   private constructor();
   info(): Omit<ModelInfo, "fileBytes">;
   memory(): Omit<MemoryInfo, "wasmHeapBytes">;
-  /** Bytes of layers that each pass reads from the files, beside rows of tables; nothing where all is on the device. */
+  /** Bytes of layers that each pass reads from the files, besides rows of tables; `undefined` if all is in memory. */
   streamedBytes(): number | undefined;
   tokenize(text: string, addSpecial: boolean): Uint32Array;
   detokenize(ids: Uint32Array): string;
   chatTokens(messages: readonly object[], options: { now?: number }): Uint32Array;
-  /** What ends the assistant's turn besides the tokens that end a text. */
+  /** Further ends of the assistant's turn. */
   chatStops(): { ids: number[]; texts: string[] };
-  /** The sources of all chat templates. */
   templates(): string;
-  /** What the module of constraints and answers has to know of the vocabulary. */
+  /** The vocabulary, for the other module. */
   tokens(): Uint32Array;
   tokenBytes(): Uint8Array;
   endIds(): Uint32Array;
-  /** What each token is by itself. */
+  /** The text of each token. */
   pieces(ids: Uint32Array): string[];
   encodeWithin(text: string): Uint32Array | undefined;
-  /** Tells the weights, with those of an adapter, and the type of cached keys from others'. */
+  /** Digest of the weights, the adapter and the KV type. */
   digest(): string | undefined;
   mostBack(): number | undefined;
-  /** Has new sessions use a LoRA adapter: a GGUF file, or PEFT's weights and their configuration. */
+  /** Applies a LoRA adapter to new sessions: a GGUF file, or PEFT's weights and configuration. */
   useAdapter(weights: Uint8Array, config: Uint8Array | undefined, scale: number): void;
   session(): Session;
   free(): void;
 }
 
-/** Says which tokens may come next: a bit for each. */
+/** A constraint: a bit for each allowed token. */
 export interface TokenGuide {
   allowed(): Uint32Array;
-  /** Returns the tokens that must follow, or nothing where the text is complete. */
+  /** Returns the tokens that must follow, or `undefined` if the text is complete. */
   accept(id: number): Uint32Array | undefined;
 }
 
-/** What a text came to, without what is not known of it in WASM. */
 export type EngineOutcome = Omit<GenerateResult, "thinking" | "toolCalls">;
 
 export class Engine {
-  constructor(model: Model, options: EngineSettings);
-  /** Resolves to what lost the device, or to nothing when there is nothing left to do. */
+  constructor(model: Model, options: EngineOptions);
+  /** Resolves to the error of a lost device, or to `undefined` when idle. */
   run(onTurn: () => Promise<void>): Promise<unknown>;
   resume(model: Model): void;
   fail(): void;
@@ -168,23 +162,20 @@ export class Session {
     ids: Uint32Array,
     options: GenerationOptions,
     guide: TokenGuide | undefined,
-    /** Told before all else how many of the ids are cached. */
+    /** Called first, with the number of cached ids. */
     onBegin: (nCached: number) => void,
-    /** `logprobs`: JSON of the token, of the likeliest ones, and of how many have no text out, if they were asked for. */
+    /** `logprobs`: JSON of log-probabilities, if requested. */
     onPiece: (id: number, text: string, isLast: boolean, logprobs: string | undefined) => Promise<boolean>,
     onLost: (error: Error) => Promise<Model>,
   ): Promise<Omit<GenerateResult, "thinking" | "toolCalls">>;
   timeline(): Promise<Timeline>;
-  /** Row by row; a row has a weight for each token. */
   headWeights(layer: number, head: number, lastQueries: number): Promise<Float32Array>;
   cancel(): void;
-  /** The sequence. */
   tokens(): Uint32Array;
-  /** How many of its tokens need not be computed again. */
+  /** Tokens in the KV cache. */
   nCached(): number;
-  /** These tokens, and what is computed of them, as a file's content. */
   saving(): Saving;
-  /** Goes on with a file of so many bytes; `read` resolves to some of those from an offset on, to none at the end. */
+  /** Restores a saved session; `read` resolves to some bytes from an offset, to none at the end. */
   restore(size: number, read: (offset: number) => Promise<Uint8Array>): Promise<void>;
   free(): void;
 }
@@ -193,9 +184,8 @@ export class Embedder {
   private constructor();
   info(): Omit<EmbedderInfo, "fileBytes">;
   memory(): Omit<MemoryInfo, "wasmHeapBytes">;
-  /** Tokens of a text as the encoder reads it. */
   encode(text: string, prompt?: string | null): Uint32Array;
-  /** The vectors of texts, one after the other, or nothing if `cancel` came first. */
+  /** All vectors in one array, or `undefined` if cancelled. */
   embed(texts: string[], prompt: string | null | undefined, onProgress: (done: number) => void): Promise<Float32Array | undefined>;
   cancel(): void;
   free(): void;
@@ -205,7 +195,7 @@ export class Reranker {
   private constructor();
   info(): Omit<RerankerInfo, "fileBytes">;
   memory(): Omit<MemoryInfo, "wasmHeapBytes">;
-  /** The best documents, or nothing if `cancel` came first. */
+  /** `undefined` if cancelled. */
   rerank(query: string, documents: string[], topK: number | undefined, onProgress: (done: number) => void): Promise<Ranked[] | undefined>;
   cancel(): void;
   free(): void;
@@ -214,32 +204,29 @@ export class Reranker {
 export class Index {
   private constructor();
   static create(device: Device, options: IndexSettings): Index;
-  /** Refuses vectors of another model. */
+  /** Throws for another model. */
   expect(wanted: ExpectedModel): void;
-  /** What is missing is `null`. */
   info(): Omit<IndexInfo, "model" | "pooling"> & { model: string | null; pooling: string | null };
   /** Returns the first vector's id. */
   append(vectors: Float32Array): Promise<number>;
-  /** Returns how many were there until now. */
+  /** Returns the number of existing ones. */
   delete(ids: Uint32Array): number;
   search(queries: Float32Array, k: number, filter?: Uint32Array): Promise<Hit[][]>;
   saving(): Saving;
   free(): void;
 }
 
-/** A file's content, whose pieces are read from a device one by one. */
+/** A file's content, read from a device piece by piece. */
 export class Saving {
   private constructor();
-  /** Bytes of the whole file. */
   size(): number;
-  /** The next bytes, or nothing at the end. */
+  /** The next bytes, or `undefined` at the end. */
   next(): Promise<Uint8Array | undefined>;
   free(): void;
 }
 
 export class Mol {
   private constructor();
-  /** What is missing is `null`. */
   info(): Omit<MolInfo, "model"> & { model: string | null };
   /** Returns the first item's id. */
   append(vectors: Float32Array): Promise<number>;

@@ -1,14 +1,13 @@
-/** What was measured on this browser's adapter, kept in IndexedDB from visit to visit. */
+/** Tunings of this browser's adapter, in IndexedDB. */
 
 const DATABASE = "tilewright";
 const STORE = "tunings";
 
-/** The name that a tuning is kept under. Another version of the browser has another shader compiler. */
+/** The name of a tuning. Browser versions differ in their shader compilers. */
 export function tuningKey(adapter: string, tier: string): string {
   return [adapter, tier, globalThis.navigator?.userAgent ?? ""].join(" | ");
 }
 
-/** The tuning of this name, or `undefined` where there is none or nothing can be kept. */
 export async function readTuning(key: string): Promise<string | undefined> {
   try {
     const found: unknown = await inStore("readonly", (store) => store.get(key));
@@ -18,7 +17,7 @@ export async function readTuning(key: string): Promise<string | undefined> {
   }
 }
 
-/** Keeps a tuning. Rejects where there is no IndexedDB, as in Node, and where the browser refuses it. */
+/** Stores a tuning. Rejects without IndexedDB, as in Node, and where the browser refuses it. */
 export async function writeTuning(key: string, text: string): Promise<void> {
   await inStore("readwrite", (store) => store.put(text, key));
 }

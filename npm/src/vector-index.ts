@@ -1,18 +1,19 @@
-/** Indices of vectors: which of them suit a query best. */
+/** Vector indices. */
 
 import type { Embeddings } from "./embeddings.js";
-import { TilewrightError } from "./errors.js";
+import { ensure } from "./errors.js";
 import { idsOf, isId, vectorsOf } from "./given.js";
-import { Kept, makeIn } from "./kept.js";
+import { defined } from "./helpers.js";
 import type { IndexOptions, KeptOptions, LoadIndexOptions } from "./load-options.js";
-import { defined } from "./loaded.js";
+import type { Parts } from "./loaded.js";
 import { known } from "./options.js";
 import type { ExpectedModel } from "./protocol.js";
 import { specOf } from "./spec.js";
 import type { EmbedderInfo, FileSource, Hit, IndexInfo, SearchOptions } from "./types.js";
+import { makeIn, VectorCollection } from "./vector-collection.js";
 
 /**
- * Vectors on a device, and an exact search for the best of them.
+ * Vectors on a device, and their exact search.
  *
  * ```ts
  * const index = await Index.create({ on: embedder });
@@ -21,29 +22,31 @@ import type { EmbedderInfo, FileSource, Hit, IndexInfo, SearchOptions } from "./
  * console.log(hits.map(({ id, score }) => [texts[id], score]));
  * ```
  *
- * Ids count the vectors as they are appended. Calls queue up in the order in which they are made. A device that is lost takes its indices
- * along: their calls are rejected with `device_lost` from then on; `load` makes new ones of what `save` gave.
+ * Ids count the vectors as they are appended. Calls run in turn. After its device is lost, calls are rejected with
+ * `device_lost`; `load` reads saved indices.
  */
-export class Index extends Kept<IndexInfo> {
+export class Index extends VectorCollection<IndexInfo> {
+  private constructor(parts: Parts<IndexInfo>) {
+    super(parts, "the index was freed");
+  }
+
   /** An empty index. */
   static async create(options: IndexOptions): Promise<Index> {
     const { dims, metric, storage, model, ...place } = known("Index.create", options);
     const encoder = encoderOf(place);
     const settings = { ...defined({ metric, storage, model: model ?? encoder?.name, pooling: encoder?.pooling }), dims: dims ?? encoder?.dims };
-    if (settings.dims === undefined) {
-      throw new TilewrightError("option", "dims is missing, expected the numbers in a vector, or an encoder as `on`");
-    }
+    ensure(settings.dims !== undefined,
+      "option", "dims is missing, expected the numbers in a vector, or an encoder as `on`");
     const args = { settings: { ...settings, dims: settings.dims } };
-    return new Index(await makeIn(place, (line, where) => line.call("createIndex", { where, ...args })), "index");
+    return new Index(await makeIn(place, (connection, where) => connection.call("createIndex", { where, ...args })));
   }
 
   /**
-   * An index from what `save` gave, on this device or another: a file, its address, bytes or the `Response` that brings them; in Node and
-   * Deno also a path. `hf:owner/repo/path` is a file of a hub. It is streamed: its bytes never lie in the engine's memory as a whole.
+   * Loads a saved index from any device. `hf:owner/repo/path` is a file on a hub. Its bytes are streamed to the
+   * device.
    *
-   * @throws {@link TilewrightError}: `format` or `unsupported` for a file that is none, `index` if it is for another model
-   * than `options` name, for vectors of another length, or for ones that were pooled in another way; those of downloads; or the reason of
-   * `options.signal`.
+   * @throws {@link TilewrightError}: `format` or `unsupported` for another kind of file, `index` for another model,
+   * length or pooling of vectors; those of downloads; or the reason of `options.signal`.
    */
   static async load(source: FileSource, options: LoadIndexOptions = {}): Promise<Index> {
     const { model, cache = true, signal, revision, token, headers, endpoint, ...place } = known("Index.load", options);
@@ -54,58 +57,36 @@ export class Index extends Kept<IndexInfo> {
       name === undefined ? undefined : { model: name, ...defined({ dims: encoder?.dims, pooling: encoder?.pooling }) };
     const spec = await specOf(source, signal, defined({ revision, token, headers, endpoint }), "file");
     const args = { source: spec, cache, ...defined({ expected }) };
-    return new Index(await makeIn(place, (line, where) => line.call("loadIndex", { where, ...args }, { signal })), "index");
+    return new Index(await makeIn(place, (connection, where) => connection.call("loadIndex", { where, ...args }, { signal })));
   }
 
-  /**
-   * Appends vectors, one behind the other, and resolves to the id of the first; those of the others follow.
-   *
-   * @throws {@link TilewrightError}, `index`, that names the vector if one is not finite, is zero where cosines are looked for, or has not
-   * as many numbers; nothing is appended then.
-   */
-  async append(vectors: Float32Array | Embeddings): Promise<number> {
-    const mine = vectorsOf("vectors", vectors);
-    const { first, info } = await this.call("appendVectors", { vectors: mine }, { transfer: [mine.buffer] });
-    this.info = info;
-    return first;
-  }
-
-  /** Deletes vectors: they are not found any more. Resolves to how many were there until now. */
+  /** Deletes vectors. Resolves to the number of those that existed. */
   async delete(ids: Iterable<number>): Promise<number> {
     const { deleted, info } = await this.call("deleteVectors", { ids: idsOf("ids", ids) });
-    this.info = info;
+    this.update(info);
     return deleted;
   }
 
-  /**
-   * The best `k` vectors (1 to 1024) for each query, one behind the other in `queries`: higher scores first, among equals the lower id.
-   * There are fewer where there are not as many.
-   */
+  /** At most `k` vectors (1 to 1024) for each query in `queries`: higher scores first, of equal ones the lower id. */
   async search(queries: Float32Array | Embeddings, k: number, options: SearchOptions = {}): Promise<Hit[][]> {
     const { filter, signal } = known("Index.search", options);
-    if (!isId(k)) {
-      throw new TilewrightError("option", `k is ${k}, expected a whole number from 1 to 1024`);
-    }
+    ensure(isId(k), "option", `k is ${k}, expected a whole number from 1 to 1024`);
     const mine = vectorsOf("queries", queries);
     const args = { queries: mine, k, ...(filter === undefined ? {} : { filter: idsOf("filter", filter) }) };
     return this.call("searchVectors", args, { transfer: [mine.buffer], signal });
   }
 
-  /** The index as a safetensors file, as it is now. Its pieces leave the engine's memory one by one. */
+  /** The current index as a safetensors file. */
   async save(): Promise<Blob> {
     const pieces: Blob[] = [];
     await this.#write(async (piece) => void pieces.push(new Blob([piece])));
     return new Blob(pieces);
   }
 
-  /**
-   * Writes the same to a stream, such as that of a file that the user has picked, piece by piece as it takes them, and closes it; after an
-   * error it is aborted.
-   */
+  /** Writes the same to a stream, such as that of a picked file, and closes it, or aborts it after an error. */
   async saveTo(stream: WritableStream<Uint8Array>): Promise<void> {
-    if (typeof (stream as Partial<WritableStream> | null | undefined)?.getWriter !== "function") {
-      throw new TilewrightError("option", `stream is ${Object.prototype.toString.call(stream).slice(8, -1)}, expected a WritableStream`);
-    }
+    ensure(typeof (stream as Partial<WritableStream> | null | undefined)?.getWriter === "function",
+      "option", `stream is ${Object.prototype.toString.call(stream).slice(8, -1)}, expected a WritableStream`);
     const writer = stream.getWriter();
     try {
       await this.#write((piece) => writer.write(piece));
@@ -118,7 +99,7 @@ export class Index extends Kept<IndexInfo> {
     }
   }
 
-  /** Hands out the pieces of a file, each when the one before it was taken. */
+  /** Passes the pieces of the file to `take`, one at a time. */
   async #write(take: (piece: Uint8Array<ArrayBuffer>) => Promise<void>): Promise<void> {
     const save = await this.call("beginSave", {});
     try {
@@ -126,13 +107,13 @@ export class Index extends Kept<IndexInfo> {
         await take(piece as Uint8Array<ArrayBuffer>);
       }
     } finally {
-      // An index that was freed meanwhile has ended it.
+      // The index may have been freed meanwhile.
       await this.call("endSave", { save }).catch(() => {});
     }
   }
 }
 
-/** What the encoder that an index is for says of its vectors, if it is on one. */
+/** The facts of the encoder that an index is on, if it is. */
 function encoderOf({ on }: KeptOptions): EmbedderInfo | undefined {
   return on !== undefined && "dims" in on.info ? on.info : undefined;
 }

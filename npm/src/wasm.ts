@@ -7,12 +7,12 @@ import init from "./tilewright.js";
 let url: string | undefined;
 let started: Promise<WebAssembly.Memory> | undefined;
 
-/** Says where the module is, if not beside the worker. */
+/** Sets the module's address, if it is not beside the worker. */
 export function findAt(given: string | undefined): void {
   url = given;
 }
 
-/** Starts the module unless it runs. Resolves to its memory. */
+/** Starts the module once. Resolves to its memory. */
 export function start(): Promise<WebAssembly.Memory> {
   started ??= (async () => {
     try {

@@ -1,16 +1,16 @@
-/** The worker: owns the engine in WASM and its devices. Everything comes and goes as messages. */
+/** The worker: owns the engine in WASM and its devices, and communicates by messages. */
 
 import { toWire } from "./errors.js";
+import { findAt as findTextAt } from "./output-parser.js";
 import { importHidden, isNode } from "./platform.js";
 import type { CallName, Calls, ToWorker } from "./protocol.js";
-import { findAt as findTextAt } from "./text.js";
 import { findAt as findEngineAt } from "./wasm.js";
 import { handlers } from "./worker/handlers.js";
-import { find } from "./worker/held.js";
+import { findHandle } from "./worker/handles.js";
 import { Caller, connect, post, type Port } from "./worker/port.js";
 import { counted } from "./worker/turns.js";
 
-/** How calls that run are told to give up, or to reply soon with what they have. */
+/** Running calls: `abort` ends one, `stop` has it reply with its result so far. */
 const running = new Map<number, Record<"abort" | "stop", AbortController>>();
 const callers = new Map<number, Caller>();
 
@@ -45,7 +45,7 @@ async function handle<K extends CallName>(id: number, target: number, name: K, a
   try {
     const emit = (value: Calls[K]["event"]): void => post({ type: "event", id, value });
     const value = await handlers[name](args, { target, caller, signal: abort.signal, ending: stop.signal, emit });
-    for (const notice of find(target)?.place.device.takeNotices() ?? []) {
+    for (const notice of findHandle(target)?.place.device.takeNotices() ?? []) {
       caller.notify("shader_replaced", notice);
     }
     post({ type: "reply", id, value }, value instanceof Float32Array || value instanceof Uint8Array ? [value.buffer as ArrayBuffer] : []);
@@ -59,13 +59,12 @@ async function handle<K extends CallName>(id: number, target: number, name: K, a
   }
 }
 
-/** What no call caught: a panic of the engine in the middle of something asynchronous. Nobody would ever get an answer. */
+/** Reports an error outside all calls: a panic of the engine, after which no call would settle. */
 function reportFatal(error: unknown): void {
   const wire = toWire(error);
   post({ type: "fatal", error: { ...wire, code: "worker_crashed", fatal: true } });
 }
 
-/** The way to the caller's thread. */
 async function openPort(): Promise<Port> {
   if (!isNode) {
     const scope = self as unknown as DedicatedWorkerGlobalScope;
@@ -96,7 +95,7 @@ async function main(): Promise<void> {
   post(lock === undefined ? { type: "ready" } : { type: "ready", lock });
 }
 
-/** Takes a lock that the browser gives back when the worker is gone, however that came about. */
+/** Takes a lock that the browser releases when the worker is gone. */
 function holdLock(): Promise<string | undefined> {
   if (globalThis.navigator?.locks === undefined) {
     return Promise.resolve(undefined);
@@ -106,7 +105,7 @@ function holdLock(): Promise<string | undefined> {
     navigator.locks.request(name, () => {
       resolve(name);
       return new Promise(() => {});
-    }).catch(() => resolve(undefined)); // Where a page may not use locks, the worker's own events have to do.
+    }).catch(() => resolve(undefined)); // Pages without locks rely on the worker's events.
   });
 }
 

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
 
 import { configure, fileUrls } from "../build/configure.js";
-import { WorkerLine } from "../build/engine.js";
+import { WorkerConnection } from "../build/worker-connection.js";
 
 afterEach(() => {
   configure({ workerUrl: undefined, wasmUrl: undefined, textWasmUrl: undefined });
@@ -37,7 +37,7 @@ test("what is no address is an error with code `option`, and changes nothing", (
 
 test("a thread that cannot be started where `workerUrl` says is an error with a code that names it", async () => {
   configure({ workerUrl: "https://cdn.example/worker.js" });
-  await assert.rejects(WorkerLine.open(), { name: "TilewrightError", code: "unsupported_platform", message: /thread cannot be started from https:\/\/cdn\.example\/worker\.js/ });
+  await assert.rejects(WorkerConnection.open(), { name: "TilewrightError", code: "unsupported_platform", message: /thread cannot be started from https:\/\/cdn\.example\/worker\.js/ });
   configure({ workerUrl: "file:///nowhere/worker.js" });
-  await assert.rejects(WorkerLine.open(), { name: "TilewrightError", code: "worker_crashed", message: /nowhere/ });
+  await assert.rejects(WorkerConnection.open(), { name: "TilewrightError", code: "worker_crashed", message: /nowhere/ });
 });

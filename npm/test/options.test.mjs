@@ -7,19 +7,21 @@ import { test } from "node:test";
 import * as tilewright from "../build/index.js";
 import { known, OPTIONS } from "../build/options.js";
 
-/** Names that the interface declares, those of the interfaces that it extends included; or that it leaves of another one's. */
-function declared(name) {
+/** The option names of a type: of an interface and its parents, or of `Omit` and `Pick`. */
+function declared(type) {
+  const [, how, base, listed] = /^(Omit|Pick)<(\w+), ([^>]*)>$/.exec(type) ?? [];
+  if (how !== undefined) return declared(base).filter((option) => listed.includes(`"${option}"`) === (how === "Pick"));
   for (const file of ["types", "load-options", "bench-types", "openai/client"]) {
     const text = readFileSync(new URL(`../build/${file}.d.ts`, import.meta.url), "utf8");
-    const [, base, omitted] = new RegExp(`export type ${name} = Omit<(\\w+), ([^>]*)>`).exec(text) ?? [];
-    if (base !== undefined) return declared(base).filter((option) => !omitted.includes(`"${option}"`));
-    const found = new RegExp(`export interface ${name}(?: extends ([\\w, ]+))? \\{([^]*?)\\n\\}`).exec(text);
-    if (found === null) continue;
-    const inherited = (found[1]?.split(",") ?? []).flatMap((parent) => declared(parent.trim()));
-    const own = [...found[2].replace(/\/\*\*[^]*?\*\//g, "").matchAll(/^ {4}(\w+)\??:/gm)].map((match) => match[1]);
+    const [, alias] = new RegExp(`export type ${type} = ([^;]*);`).exec(text) ?? [];
+    if (alias !== undefined) return declared(alias);
+    const [, parents = "", body] = new RegExp(`export interface ${type}(?: extends ([^{]+))? \\{([^]*?)\\n\\}`).exec(text) ?? [];
+    if (body === undefined) continue;
+    const inherited = (parents.match(/\w+(<[^>]*>)?/g) ?? []).flatMap(declared);
+    const own = [...body.replace(/\/\*\*[^]*?\*\//g, "").matchAll(/^ {4}(\w+)\??:/gm)].map((match) => match[1]);
     return [...inherited, ...own];
   }
-  throw new Error(`${name} is declared nowhere`);
+  throw new Error(`${type} is declared nowhere`);
 }
 
 const TYPES = {
@@ -72,7 +74,7 @@ test("every call refuses what it does not know, before it starts anything", asyn
   const unknown = { sginal: 1 };
   const vectors = new Float32Array(2);
   // Objects that were never loaded: what is checked first must not need an engine.
-  const bare = (type) => type === Kernels ? new Kernels({}, {}) : Object.create(type.prototype);
+  const bare = (type) => type === Kernels ? new Kernels({ connection: { close: async () => {} } }) : Object.create(type.prototype);
   const calls = {
     "configure": () => tilewright.configure(unknown),
     "Model.load": () => Model.load("model.gguf", unknown),

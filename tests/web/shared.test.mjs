@@ -143,7 +143,7 @@ test("tabs: what does not belong on the channel is ignored, and what cannot be s
     const channel = new BroadcastChannel(topic);
     for (const message of [
       null, 7, "ready", {}, { type: "ready" }, { type: "nothing" }, { type: "call", from: "x", id: 1, name: "close", args: {} }, { type: "call", from: "x", id: 2, name: "generate", args: null },
-      { type: "call", from: "x", id: 3, name: "__proto__" }, { type: "told", from: "x" }, { type: "abort", from: "nobody", id: 1 }, { type: "reply", to: "nobody", id: 0, value: 1 }, { type: "event" }, { type: "fail" },
+      { type: "call", from: "x", id: 3, name: "__proto__" }, { type: "report", from: "x" }, { type: "abort", from: "nobody", id: 1 }, { type: "reply", to: "nobody", id: 0, value: 1 }, { type: "event" }, { type: "fail" },
     ]) channel.postMessage(message);
     channel.close();
   });

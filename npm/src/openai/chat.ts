@@ -1,24 +1,24 @@
-/** Chat completions in the shape of OpenAI's API, so that code written for it, or for other engines with it, moves over. */
+/** OpenAI's chat completions. */
 
-import { defined } from "../loaded.js";
+import { defined } from "../helpers.js";
 import type { Model } from "../model.js";
 import type { ChatMessage, ChatOptions, GenerateResult, Piece, RequestOptions, ResponseFormat, TokenLogprob, ToolCall, ToolChoice } from "../types.js";
 import {
-  CompletionStream, finishOf, headOf, piecesUntil, TokenQueue, usageOf, type CompletionUsage, type FinishReason, type Head,
-} from "./answer.js";
-import { invalid, unsupported } from "./errors.js";
+  collect, CompletionStream, emitting, finishOf, headOf, usageOf, type CompletionUsage, type FinishReason, type Head,
+} from "./common.js";
+import { ensureValid, invalid, unsupported } from "./errors.js";
 import {
-  checkFields, checkFlag, checkNumber, checkSampling, optionsOf, SAMPLING_FIELDS, samplingOf, type Fields, type SamplingFields,
+  anything, checkFields, flag, optionsOf, SAMPLING_FIELDS, samplingOf, whole, type Fields, type SamplingFields,
 } from "./request.js";
 
 /** A message of a request. */
 export interface ChatCompletionMessageParam {
   role: "system" | "developer" | "user" | "assistant" | "tool" | (string & {});
-  /** May be missing where there are `tool_calls`. */
+  /** Optional with `tool_calls`. */
   content?: string | { type: "text"; text: string }[] | null;
-  /** Calls of an earlier answer. */
+  /** Calls of an earlier reply. */
   tool_calls?: ChatCompletionToolCall[];
-  /** Which of them a message of the role `tool` answers. */
+  /** The call that a message of the role `tool` answers. */
   tool_call_id?: string;
   name?: string;
 }
@@ -40,30 +40,30 @@ export interface ChatCompletionTool {
   function: { name: string; description?: string; parameters?: object; strict?: boolean | null };
 }
 
-/** A request. Fields of the API that are not here are refused with the error `unsupported`, unless they are `null`. */
+/** A request. The API's other fields are the error `unsupported`, unless they are `null`. */
 export interface ChatCompletionRequest extends SamplingFields {
   messages: ChatCompletionMessageParam[];
-  /** Repeated in the answer; a client answers with the model of this name. */
+  /** Repeated in the response; a client uses the model of this name. */
   model?: string;
-  /** Tokens to generate at most. Default: as many as the context holds. */
+  /** Most tokens to generate. Default: whatever the context holds. */
   max_completion_tokens?: number | null;
   /** The older name of `max_completion_tokens`. */
   max_tokens?: number | null;
-  /** Whether choices say how likely their tokens were. */
+  /** Whether choices have log-probabilities. */
   logprobs?: boolean | null;
-  /** How many of the likeliest tokens each of them comes with: 0 to 20. Needs `logprobs`. Default 0. */
+  /** Number of likeliest tokens, 0 to 20. Needs `logprobs`. Default 0. */
   top_logprobs?: number | null;
   tools?: ChatCompletionTool[] | null;
   tool_choice?: ToolChoice | null;
   parallel_tool_calls?: boolean | null;
-  /** `none`: no thought, as with `thinking: false` in {@link ChatOptions}. The others are told to the template, which may know them. */
+  /** `none`: as `thinking: false` in {@link ChatOptions}. The others are passed to the template. */
   reasoning_effort?: (typeof EFFORTS)[number] | null;
   response_format?:
     | { type: "text" } | { type: "json_object" }
     | { type: "json_schema"; json_schema: { name?: string; schema?: object; strict?: boolean | null } } | null;
 }
 
-/** A token, and how likely it was. */
+/** A token and its log-probability. */
 export interface ChatCompletionTokenLogprob {
   token: string;
   /** Natural logarithm of its probability. */
@@ -72,13 +72,13 @@ export interface ChatCompletionTokenLogprob {
   bytes: number[];
 }
 
-/** The tokens of an answer, without what ends it: a token or a stop text. Those of thoughts and calls are among them. */
+/** The tokens of a choice, thinking and calls included, without the token or stop text that ends it. */
 export interface ChatCompletionLogprobs {
   content: (ChatCompletionTokenLogprob & { top_logprobs: ChatCompletionTokenLogprob[] })[];
   refusal: null;
 }
 
-/** A whole answer. */
+/** A complete response. */
 export interface ChatCompletion extends Head {
   object: "chat.completion";
   choices: {
@@ -88,7 +88,7 @@ export interface ChatCompletion extends Head {
       content: string;
       refusal: null;
       tool_calls?: ChatCompletionToolCall[];
-      /** Not in OpenAI's API: what the model thought, where the answer was taken apart. */
+      /** Not in OpenAI's API: the thinking, if the output was parsed. */
       reasoning_content?: string;
     };
     finish_reason: FinishReason;
@@ -97,7 +97,7 @@ export interface ChatCompletion extends Head {
   usage: CompletionUsage;
 }
 
-/** What a part of an answer adds. Calls come whole. */
+/** An addition to a choice. Calls are complete. */
 export interface ChatCompletionDelta {
   role?: "assistant";
   content?: string;
@@ -105,7 +105,7 @@ export interface ChatCompletionDelta {
   reasoning_content?: string;
 }
 
-/** A part of an answer. */
+/** A part of a streamed response. */
 export interface ChatCompletionChunk extends Head {
   object: "chat.completion.chunk";
   choices: {
@@ -114,7 +114,7 @@ export interface ChatCompletionChunk extends Head {
     finish_reason: FinishReason | null;
     logprobs: ChatCompletionLogprobs | null;
   }[];
-  /** In the last chunk if `stream_options.include_usage` is on, else missing or `null`. */
+  /** In the last chunk with `stream_options.include_usage`, else absent or `null`. */
   usage?: CompletionUsage | null;
 }
 
@@ -124,8 +124,15 @@ const EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh"] as const;
 const NO_LIMIT = 2 ** 31 - 1;
 
 const FIELDS: Fields<ChatCompletionRequest> = {
-  ...SAMPLING_FIELDS, messages: true, model: true, max_completion_tokens: true, max_tokens: true, logprobs: true, top_logprobs: true, tools: true,
-  tool_choice: true, parallel_tool_calls: true, reasoning_effort: true, response_format: true,
+  ...SAMPLING_FIELDS, messages: anything, model: anything, max_completion_tokens: whole(0, NO_LIMIT), max_tokens: whole(0, NO_LIMIT),
+  logprobs: flag, top_logprobs: whole(0, 20), parallel_tool_calls: flag, response_format: anything,
+  tools: (param, value) => ensureValid(Array.isArray(value), param, value, "a list of tools"),
+  tool_choice: (param, value) => {
+    const isOne = typeof value === "string" ? ["auto", "none", "required"].includes(value)
+      : typeof (value as Partial<Exclude<ToolChoice, string>>).function?.name === "string";
+    ensureValid(isOne, param, value, '"auto", "none", "required" or { type: "function", function: { name } }');
+  },
+  reasoning_effort: (param, value) => ensureValid((EFFORTS as readonly unknown[]).includes(value), param, value, EFFORTS.join(", ")),
 };
 
 /**
@@ -136,10 +143,10 @@ const FIELDS: Fields<ChatCompletionRequest> = {
  * console.log(answer.choices[0].message.content);
  * ```
  *
- * A stream is there when its first chunk is. Leaving its loop, or `stream.controller.abort()`, ends the generation.
+ * A stream resolves with its first chunk. Leaving its loop, or `stream.controller.abort()`, ends the generation.
  *
- * @throws {@link TilewrightError} `unsupported` for fields that ask for what this engine does not do, `option` for values that no answer
- * can be computed with, both with the field as `param`; what a generation throws; or the reason of `options.signal`.
+ * @throws {@link TilewrightError} `unsupported` for unsupported fields, `option` for invalid values, both with the
+ * field as `param`; errors of a generation; or the reason of `options.signal`.
  */
 export function createChatCompletion(
   model: Model, request: ChatCompletionRequest & { stream: true }, options?: RequestOptions,
@@ -155,10 +162,12 @@ export async function createChatCompletion(
 ): Promise<ChatCompletion | CompletionStream<ChatCompletionChunk>> {
   const given = optionsOf("createChatCompletion", options);
   checkFields(request, FIELDS);
-  checkRanges(request);
+  const { logprobs, top_logprobs: top } = request;
+  ensureValid(Array.isArray(request.messages), "messages", request.messages, "a list of messages");
+  ensureValid(top === undefined || top === null || logprobs === true,
+    "top_logprobs", top, "none unless logprobs is true");
   const messages = request.messages.map(messageOf);
   const own = ownOptions(request);
-  // The prompt is computed once where the model can go back to it.
   const each = samplingOf(request, given, request.max_completion_tokens ?? request.max_tokens ?? NO_LIMIT)
     .map((sampling): ChatOptions => ({ ...sampling, ...own }));
   const head = headOf("chatcmpl", request.model ?? model.info.name);
@@ -172,24 +181,16 @@ async function complete(model: Model, messages: ChatMessage[], each: ChatOptions
   const results: GenerateResult[] = [];
   const ids = new CallIds(messages.length);
   for (const [index, options] of each.entries()) {
-    const generation = model.chat(messages, options);
-    const tokens = new TokenQueue();
-    const certain: Piece[] = [];
-    let content = "";
-    for await (const piece of generation) {
-      content += piece.text;
-      certain.push(...tokens.push(piece));
-    }
-    const result = await generation.result;
-    certain.push(...tokens.end(result.stopReason));
-    const message: ChatCompletion["choices"][number]["message"] = { role: "assistant", content, refusal: null };
+    const { text, tokens, result } = await collect(model.chat(messages, options));
+    const message: ChatCompletion["choices"][number]["message"] = { role: "assistant", content: text, refusal: null };
     if (result.toolCalls.length > 0) {
-      message.tool_calls = result.toolCalls.map((call) => ids.told(call));
+      message.tool_calls = result.toolCalls.map((call) => ids.toolCall(call));
     }
     if (result.thinking !== "") {
       message.reasoning_content = result.thinking;
     }
-    choices.push({ index, message, finish_reason: finishOf(result), logprobs: options.logprobs === undefined ? null : logprobsOf(certain) });
+    const logprobs = options.logprobs === undefined ? null : logprobsOf(tokens);
+    choices.push({ index, message, finish_reason: finishOf(result), logprobs });
     results.push(result);
   }
   return { ...head, object: "chat.completion", choices, usage: usageOf([results]) };
@@ -208,11 +209,10 @@ async function* chunksOf(
     }
     const delta = (part: ChatCompletionDelta, finish: FinishReason | null, tokens: readonly Piece[] = []): ChatCompletionChunk =>
       chunk([{ index, delta: part, finish_reason: finish, logprobs: tokens.length === 0 ? null : logprobsOf(tokens) }]);
-    const generation = model.chat(messages, options);
-    const queue = new TokenQueue();
     let isOpen = false;
     let nCalls = 0;
-    const parts = function* ({ text, thinking, toolCalls = [] }: Partial<Piece>, certain: Piece[]): Generator<ChatCompletionChunk, void, undefined> {
+    const parts = function* (piece: Partial<Piece>, certain: Piece[]): Generator<ChatCompletionChunk> {
+      const { text = "", thinking, toolCalls = [] } = piece;
       if (!isOpen) {
         isOpen = true;
         yield delta({ role: "assistant", content: "" }, null);
@@ -222,20 +222,17 @@ async function* chunksOf(
         yield delta({ reasoning_content: thinking }, null, tokens);
         tokens = [];
       }
-      if ((text !== undefined && text !== "") || (tokens.length > 0 && toolCalls.length === 0)) {
-        yield delta({ content: text ?? "" }, null, tokens);
+      if (text !== "" || (tokens.length > 0 && toolCalls.length === 0)) {
+        yield delta({ content: text }, null, tokens);
         tokens = [];
       }
       if (toolCalls.length > 0) {
-        yield delta({ tool_calls: toolCalls.map((call, at) => ({ index: nCalls + at, ...ids.told(call) })) }, null, tokens);
+        yield delta({ tool_calls: toolCalls.map((call, at) => ({ index: nCalls + at, ...ids.toolCall(call) })) }, null, tokens);
         nCalls += toolCalls.length;
       }
     };
-    for await (const piece of piecesUntil(generation, ending)) {
-      yield* parts(piece, queue.push(piece));
-    }
-    const result = await generation.result;
-    yield* parts({}, queue.end(result.stopReason));
+    const { result, tokens } = yield* emitting(model.chat(messages, options), parts, ending);
+    yield* parts({}, tokens);
     yield delta({}, finishOf(result));
     results.push(result);
   }
@@ -245,24 +242,23 @@ async function* chunksOf(
 }
 
 function logprobsOf(pieces: readonly Piece[]): ChatCompletionLogprobs {
-  const told = ({ text, logprob, bytes }: TokenLogprob): ChatCompletionTokenLogprob => ({ token: text, logprob, bytes });
+  const tokenOf = ({ text, logprob, bytes }: TokenLogprob): ChatCompletionTokenLogprob => ({ token: text, logprob, bytes });
   const content = pieces.flatMap(({ logprob, topLogprobs = [] }) =>
-    logprob === undefined ? [] : [{ ...told(logprob), top_logprobs: topLogprobs.map(told) }]);
+    logprob === undefined ? [] : [{ ...tokenOf(logprob), top_logprobs: topLogprobs.map(tokenOf) }]);
   return { content, refusal: null };
 }
 
-/** Ids of calls. Answers of one request are generated from the same messages, so that their calls may come with the same ids. */
+/** Unique ids of calls. The choices of a request have the same messages, so the ids of their calls may repeat. */
 class CallIds {
   readonly #taken = new Set<string>();
   #next: number;
 
-  /** Messages say where a conversation's ids go on: see `answerReader`. */
+  /** Numbered by the number of messages: see `answerReader`. */
   constructor(nMessages: number) {
     this.#next = nMessages * 100;
   }
 
-  /** A call as the API tells it. */
-  told({ id: given, type, function: { name, arguments: values } }: ToolCall): ChatCompletionToolCall {
+  toolCall({ id: given, type, function: { name, arguments: values } }: ToolCall): ChatCompletionToolCall {
     let id = given;
     while (this.#taken.has(id)) {
       id = `call${String(this.#next % 100_000).padStart(5, "0")}`;
@@ -273,42 +269,13 @@ class CallIds {
   }
 }
 
-function checkRanges(request: ChatCompletionRequest): void {
-  if (!Array.isArray(request.messages)) {
-    throw invalid("messages", request.messages, "a list of messages");
-  }
-  checkSampling(request);
-  checkNumber("max_completion_tokens", request.max_completion_tokens, 0, NO_LIMIT, "whole number");
-  checkNumber("max_tokens", request.max_tokens, 0, NO_LIMIT, "whole number");
-  checkNumber("top_logprobs", request.top_logprobs, 0, 20, "whole number");
-  checkFlag("logprobs", request.logprobs);
-  checkFlag("parallel_tool_calls", request.parallel_tool_calls);
-  const { logprobs, top_logprobs: top, tools } = request;
-  if (top !== undefined && top !== null && logprobs !== true) {
-    throw invalid("top_logprobs", top, "none unless logprobs is true");
-  }
-  if (tools !== undefined && tools !== null && !Array.isArray(tools)) {
-    throw invalid("tools", tools, "a list of tools");
-  }
-  const effort = request.reasoning_effort ?? "none";
-  if (!EFFORTS.includes(effort)) {
-    throw invalid("reasoning_effort", effort, EFFORTS.join(", "));
-  }
-  const choice = request.tool_choice ?? "auto";
-  if (typeof choice === "string" ? !["auto", "none", "required"].includes(choice) : typeof choice.function?.name !== "string") {
-    throw invalid("tool_choice", choice, '"auto", "none", "required" or { type: "function", function: { name } }');
-  }
-}
-
 function messageOf(message: ChatCompletionMessageParam, at: number): ChatMessage {
   const param = `messages[${at}]`;
-  if (typeof message !== "object" || message === null || typeof message.role !== "string") {
-    throw invalid(param, message, "an object with a role");
-  }
+  ensureValid(typeof message === "object" && message !== null && typeof message.role === "string",
+    param, message, "an object with a role");
   const { role, content, tool_calls: given, tool_call_id, name } = message;
-  if (given !== undefined && given !== null && !Array.isArray(given)) {
-    throw invalid(`${param}.tool_calls`, given, "a list of calls");
-  }
+  ensureValid(given === undefined || given === null || Array.isArray(given),
+    `${param}.tool_calls`, given, "a list of calls");
   const calls = given?.map((call, i) => callOf(call, `${param}.tool_calls[${i}]`));
   const hasNone = (content === null || content === undefined) && calls !== undefined;
   return {
@@ -318,11 +285,9 @@ function messageOf(message: ChatCompletionMessageParam, at: number): ChatMessage
   };
 }
 
-/** Templates take objects as arguments. */
+/** A call with its arguments as an object, as templates need them. */
 function callOf(call: ChatCompletionToolCall, param: string): object {
-  if (typeof call?.function?.name !== "string") {
-    throw invalid(param, call, "a call of a function");
-  }
+  ensureValid(typeof call?.function?.name === "string", param, call, "a call of a function");
   const { function: { name, arguments: given }, ...rest } = call;
   try {
     return { ...rest, function: { name, arguments: JSON.parse(given) as unknown } };
@@ -332,9 +297,7 @@ function callOf(call: ChatCompletionToolCall, param: string): object {
 }
 
 function joinParts(parts: { type: string; text?: string }[] | null | undefined, param: string): string {
-  if (!Array.isArray(parts)) {
-    throw invalid(param, parts, "a text or a list of texts");
-  }
+  ensureValid(Array.isArray(parts), param, parts, "a text or a list of texts");
   return parts.map((part, at) => {
     if (part?.type !== "text" || typeof part.text !== "string") {
       throw unsupported(`${param}[${at}]`, `${param}[${at}] has the type ${String(part?.type)}; only text is supported`);
@@ -343,14 +306,14 @@ function joinParts(parts: { type: string; text?: string }[] | null | undefined, 
   }).join("");
 }
 
-/** What is a chat's alone. */
+/** Options of chats alone. */
 function ownOptions(request: ChatCompletionRequest): ChatOptions {
   const tools = request.tools?.map(toolOf) ?? [];
   return {
     logprobs: request.logprobs === true ? request.top_logprobs ?? 0 : undefined,
     responseFormat: formatOf(request.response_format ?? undefined),
     ...effortOf(request.reasoning_effort ?? undefined),
-    // Without tools there is nothing to choose, but a call that is asked for all the same is refused.
+    // Without tools, only a required call matters: it is refused.
     ...(tools.length === 0 ? asksForCall(request.tool_choice) : {
       tools, toolChoice: request.tool_choice ?? undefined, parallelToolCalls: request.parallel_tool_calls ?? undefined,
     }),
@@ -361,14 +324,12 @@ function effortOf(effort: (typeof EFFORTS)[number] | undefined): Pick<ChatOption
   return effort === undefined ? {} : effort === "none" ? { thinking: false } : { templateVariables: { reasoning_effort: effort } };
 }
 
-/** A tool as templates know it. Calls are valid by its parameters whether it is `strict` or not. */
+/** A tool in the templates' form. Calls are always valid by its parameters, so `strict` is dropped. */
 function toolOf(tool: ChatCompletionTool, at: number): ChatCompletionTool {
   if (tool?.type !== "function") {
     throw unsupported(`tools[${at}]`, `tools[${at}] has the type ${String(tool?.type)}; only functions are supported`);
   }
-  if (typeof tool.function?.name !== "string") {
-    throw invalid(`tools[${at}].function.name`, tool.function?.name, "a text");
-  }
+  ensureValid(typeof tool.function?.name === "string", `tools[${at}].function.name`, tool.function?.name, "a text");
   const { strict: _, ...function_ } = tool.function;
   return { type: "function", function: function_ };
 }
@@ -381,12 +342,9 @@ function formatOf(format: NonNullable<ChatCompletionRequest["response_format"]> 
   if (format === undefined || format.type === "text" || format.type === "json_object") {
     return format;
   }
-  if (format.type !== "json_schema") {
-    throw invalid("response_format", format, '{ type: "text" }, { type: "json_object" } or { type: "json_schema", json_schema: { schema } }');
-  }
+  ensureValid(format.type === "json_schema",
+    "response_format", format, '{ type: "text" }, { type: "json_object" } or { type: "json_schema", json_schema: { schema } }');
   const schema = format.json_schema?.schema;
-  if (typeof schema !== "object" || schema === null) {
-    throw invalid("response_format.json_schema.schema", schema, "a schema");
-  }
+  ensureValid(typeof schema === "object" && schema !== null, "response_format.json_schema.schema", schema, "a schema");
   return { type: "json_schema", schema };
 }

@@ -1,19 +1,18 @@
-/** Vectors of texts, in the shape of OpenAI's API. */
+/** OpenAI's embeddings. */
 
 import type { Embedder } from "../embedder.js";
 import type { RequestOptions } from "../types.js";
-import { invalid, unsupported } from "./errors.js";
-import { checkFields, checkNumber, optionsOf, type Fields } from "./request.js";
+import { ensureValid, unsupported } from "./errors.js";
+import { anything, checkFields, optionsOf, whole, type Fields } from "./request.js";
 
-/** A request. Fields of the API that are not here are refused with the error `unsupported`, unless they are `null`. */
+/** A request. The API's other fields are the error `unsupported`, unless they are `null`. */
 export interface EmbeddingRequest {
-  /** Name of the encoder. */
   model: string;
-  /** One text, or up to 2048. Token ids are refused: other encoders' are not this one's. */
+  /** One text, or up to 2048. Token ids are unsupported: they depend on the encoder. */
   input: string | string[];
-  /** As numbers, or their bytes: floats of 32 bits, the lowest byte first. Default `float`. */
+  /** Numbers, or their bytes as little-endian 32-bit floats. Default `float`. */
   encoding_format?: "float" | "base64" | null;
-  /** No other than what the encoder has. */
+  /** Must be the encoder's. */
   dimensions?: number | null;
   /** Ignored. */
   user?: string | null;
@@ -27,20 +26,19 @@ export interface EmbeddingResponse {
   usage: { prompt_tokens: number; total_tokens: number };
 }
 
-const FIELDS: Fields<EmbeddingRequest> = { model: true, input: true, encoding_format: true, dimensions: true, user: true };
+const FIELDS: Fields<EmbeddingRequest> = {
+  model: anything, input: anything, dimensions: whole(1, 2 ** 31 - 1), user: anything,
+  encoding_format: (param, value) => ensureValid(value === "float" || value === "base64", param, value, '"float" or "base64"'),
+};
 
-/** Texts in a request, as in OpenAI's API. */
+/** Most texts per request, as in OpenAI's API. */
 const MOST_TEXTS = 2048;
 
-/** Makes vectors: the request's model is the one that is given. */
+/** Embeds texts with the given model, whatever the request names. */
 export async function createEmbeddings(embedder: Embedder, request: EmbeddingRequest, options: RequestOptions = {}): Promise<EmbeddingResponse> {
   const { signal } = optionsOf("embeddings.create", options);
   checkFields(request, FIELDS);
   const { input, encoding_format: format, dimensions } = request;
-  checkNumber("dimensions", dimensions, 1, 2 ** 31 - 1, "whole number");
-  if (format !== undefined && format !== null && format !== "float" && format !== "base64") {
-    throw invalid("encoding_format", format, '"float" or "base64"');
-  }
   if (dimensions !== undefined && dimensions !== null && dimensions !== embedder.info.dims) {
     const { name, dims } = embedder.info;
     throw unsupported("dimensions", `dimensions is ${dimensions}, but vectors of ${name} have ${dims} and cannot be truncated`);
@@ -62,9 +60,8 @@ function textsOf(input: unknown): string[] {
   if (all.length > 0 && all.every((one) => typeof one === "number" || Array.isArray(one))) {
     throw unsupported("input", "input has token ids; only texts are supported");
   }
-  if (all.length === 0 || all.length > MOST_TEXTS || !all.every((one) => typeof one === "string")) {
-    throw invalid("input", input, `a text or a list of 1 to ${MOST_TEXTS} texts`);
-  }
+  ensureValid(all.length !== 0 && all.length <= MOST_TEXTS && all.every((one) => typeof one === "string"),
+    "input", input, `a text or a list of 1 to ${MOST_TEXTS} texts`);
   return all;
 }
 

@@ -1,18 +1,22 @@
-/** What is wrong with a request, and errors as OpenAI's API answers with them. */
+/** Errors of requests, and their form in OpenAI's API. */
 
 import { codeOf, messageOf, TilewrightError, type ErrorCode } from "../errors.js";
 
-/** A value that no answer can be computed with. */
 export function invalid(param: string, found: unknown, expected: string): TilewrightError {
   return new TilewrightError("option", `${param} is ${shown(found)}, expected ${expected}`, { param });
 }
 
-/** A field or a value that asks for what this engine does not do. */
+/** Throws for a value unless the condition holds. */
+export function ensureValid(condition: unknown, param: string, found: unknown, expected: string): asserts condition {
+  if (!condition) {
+    throw invalid(param, found, expected);
+  }
+}
+
 export function unsupported(param: string, message: string): TilewrightError {
   return new TilewrightError("unsupported", message, { param });
 }
 
-/** A value as a message can show it. */
 function shown(value: unknown): string {
   if (value === undefined) {
     return "missing";
@@ -25,23 +29,22 @@ function shown(value: unknown): string {
   }
 }
 
-/** The body of an answer that is an error. */
 export interface ErrorBody {
   error: { message: string; type: "invalid_request_error" | "server_error"; param: string | null; code: string };
 }
 
-/** Statuses of errors that the request is to blame for. */
+/** Statuses of the request's own errors. */
 const STATUSES: { readonly [Code in ErrorCode]?: number } = {
   option: 400, unsupported: 400, constraint: 400, context_full: 400, template: 400, tokenizer: 400, operand: 400, busy: 429, model_not_found: 404,
 };
 
-/** Codes that OpenAI's API calls otherwise. */
+/** OpenAI's names of codes. */
 const NAMES: { readonly [Code in ErrorCode]?: string } = {
   option: "invalid_value", unsupported: "unsupported_value", context_full: "context_length_exceeded",
 };
 
-/** An error as the API would answer with it. */
-export function answerOf(error: unknown): { status: number; body: ErrorBody } {
+/** An error in the API's form. */
+export function errorResponse(error: unknown): { status: number; body: ErrorBody } {
   const code = codeOf(error);
   const status = STATUSES[code] ?? 500;
   return {

@@ -1,11 +1,11 @@
-/** What requests for chats and for plain texts have in common: fields, their ranges, and what they ask of a model. */
+/** The common part of chat and text requests: fields, ranges, and options for the model. */
 
+import { ensure } from "../errors.js";
 import { known } from "../options.js";
-import { TilewrightError } from "../errors.js";
 import type { GenerateOptions, RequestOptions } from "../types.js";
-import { invalid, unsupported } from "./errors.js";
+import { ensureValid, unsupported } from "./errors.js";
 
-/** How tokens are chosen. A field that is `null` is as one that is missing. */
+/** Sampling fields. `null` is as absent. */
 export interface SamplingFields {
   /** 0 to 2. Default 1, as in OpenAI's API. The other sampling options have the defaults of {@link GenerateOptions}. */
   temperature?: number | null;
@@ -20,9 +20,9 @@ export interface SamplingFields {
   frequency_penalty?: number | null;
   /** Biases of -100 to 100 by token ids. */
   logit_bias?: Record<string, number> | null;
-  /** Answers to give, 1 to 128, one after the other; with `seed`, the second one's is `seed + 1`, and so on. Default 1. */
+  /** Number of choices, 1 to 128, generated in turn. The second one uses `seed + 1`, and so on. Default 1. */
   n?: number | null;
-  /** `true`: the answer is a stream of chunks. */
+  /** `true`: the response is a stream of chunks. */
   stream?: boolean | null;
   stream_options?: { include_usage?: boolean; include_obfuscation?: false } | null;
   /** Ignored. */
@@ -35,95 +35,89 @@ export interface SamplingFields {
   repeat_penalty?: number | null;
 }
 
-/** Names of the fields that a request of this type has. */
-export type Fields<Request> = Readonly<Record<keyof Request, true>>;
-
-export const SAMPLING_FIELDS: Fields<SamplingFields> = {
-  temperature: true, top_p: true, stop: true, seed: true, presence_penalty: true, frequency_penalty: true, logit_bias: true, n: true, stream: true,
-  stream_options: true, user: true, top_k: true, min_p: true, repeat_penalty: true,
-};
-
-/** Seeds are exact numbers up to here. */
+/** Seeds are exact up to here. */
 const MOST = Number.MAX_SAFE_INTEGER;
 
-/** Values of other fields that ask for nothing. */
+/** Unsupported fields and values without effect. */
 const NEUTRAL: Readonly<Record<string, (value: unknown) => boolean>> = {
   store: (value) => value === false,
   service_tier: (value) => value === "auto" || value === "default",
 };
 
-/**
- * Refuses what is no request, and fields that ask for what nobody does.
- *
- * @throws {@link TilewrightError}: `option`, `unsupported`.
- */
-export function checkFields(request: object, fields: Readonly<Record<string, true>>): void {
-  if (typeof request !== "object" || request === null || Array.isArray(request)) {
-    throw new TilewrightError("option", "the request is no object");
+/** Checks the value of a field, which is not `null`. */
+type Check = (param: string, value: unknown) => void;
+
+/** The fields of a request with their checks. */
+export type Fields<Request> = Readonly<Record<keyof Request, Check>>;
+
+export const anything: Check = () => {};
+
+export const flag: Check = (param, value) => ensureValid(typeof value === "boolean", param, value, "true or false");
+
+export const between = (least: number, most: number, kind: "number" | "whole number" = "number"): Check => (param, value) => {
+  const isIn = typeof value === "number" && value >= least && value <= most && (kind === "number" || Number.isInteger(value));
+  ensureValid(isIn, param, value, `a ${kind} from ${least} to ${most}`);
+};
+
+export const whole = (least: number, most: number): Check => between(least, most, "whole number");
+
+const stopTexts: Check = (param, value) => {
+  const isText = (text: unknown): boolean => typeof text === "string" && text !== "";
+  ensureValid(Array.isArray(value) ? value.every(isText) : isText(value),
+    param, value, "a text or a list of texts, none of them empty");
+};
+
+const biases: Check = (param, value) => {
+  ensureValid(typeof value === "object" && value !== null && !Array.isArray(value),
+    param, value, "an object of biases by token ids");
+  for (const [id, bias] of Object.entries(value)) {
+    ensure(/^(0|[1-9]\d{0,9})$/.test(id),
+      "option", `${param} has the key ${JSON.stringify(id)}, expected a token's id`, { param });
+    ensureValid(typeof bias === "number" && Math.abs(bias) <= 100,
+      `${param}[${JSON.stringify(id)}]`, bias, "a number from -100 to 100");
   }
+};
+
+const streamOptions: Check = (param, value) => {
+  ensureValid(typeof value === "object" && value !== null, param, value, "an object");
+  const { include_usage: usage, include_obfuscation: obfuscation } = value as { include_usage?: unknown; include_obfuscation?: unknown };
+  if (usage !== undefined && usage !== null) {
+    flag(`${param}.include_usage`, usage);
+  }
+  if (obfuscation === true) {
+    throw unsupported(`${param}.include_obfuscation`, `${param}.include_obfuscation is not supported`);
+  }
+};
+
+/** The ranges of OpenAI's API, which are within the engine's. */
+export const SAMPLING_FIELDS: Fields<SamplingFields> = {
+  temperature: between(0, 2), top_p: between(0, 1), stop: stopTexts, seed: anything, presence_penalty: between(-2, 2),
+  frequency_penalty: between(-2, 2), logit_bias: biases, n: whole(1, 128), stream: flag, stream_options: streamOptions, user: anything,
+  top_k: whole(0, 2 ** 32 - 1), min_p: between(0, 1), repeat_penalty: anything,
+};
+
+/** Throws `option` for anything but a valid request, and `unsupported` for unsupported fields. */
+export function checkFields(request: object, fields: Readonly<Record<string, Check>>): void {
+  ensure(typeof request === "object" && request !== null && !Array.isArray(request),
+    "option", "the request is no object");
   for (const [field, value] of Object.entries(request)) {
-    if (!Object.hasOwn(fields, field) && value !== undefined && value !== null && NEUTRAL[field]?.(value) !== true) {
+    if (value === undefined || value === null) {
+      continue;
+    }
+    const check = Object.hasOwn(fields, field) ? fields[field] : undefined;
+    if (check === undefined && NEUTRAL[field]?.(value) !== true) {
       throw unsupported(field, `${field} is not supported`);
     }
+    check?.(field, value);
   }
 }
 
-/** Refuses a number outside these bounds. */
-export function checkNumber(param: string, value: unknown, least: number, most: number, kind: "number" | "whole number"): void {
-  const isIn = typeof value === "number" && value >= least && value <= most && (kind === "number" || Number.isInteger(value));
-  if (value !== undefined && value !== null && !isIn) {
-    throw invalid(param, value, `a ${kind} from ${least} to ${most}`);
-  }
-}
-
-/** Refuses what is neither `true` nor `false`. */
-export function checkFlag(param: string, value: unknown): void {
-  if (value !== undefined && value !== null && typeof value !== "boolean") {
-    throw invalid(param, value, "true or false");
-  }
-}
-
-/** The ranges of OpenAI's API, which are within those of the engine. */
-export function checkSampling(request: SamplingFields): void {
-  checkNumber("temperature", request.temperature, 0, 2, "number");
-  checkNumber("top_p", request.top_p, 0, 1, "number");
-  checkNumber("presence_penalty", request.presence_penalty, -2, 2, "number");
-  checkNumber("frequency_penalty", request.frequency_penalty, -2, 2, "number");
-  checkNumber("n", request.n, 1, 128, "whole number");
-  checkNumber("seed", request.seed, 0, MOST + 1 - (request.n ?? 1), "whole number");
-  checkNumber("top_k", request.top_k, 0, 2 ** 32 - 1, "whole number");
-  checkNumber("min_p", request.min_p, 0, 1, "number");
-  checkFlag("stream", request.stream);
-  const { stop, logit_bias: biases, stream_options: streamOptions } = request;
-  const isText = (value: unknown): boolean => typeof value === "string" && value !== "";
-  if (stop !== undefined && stop !== null && !(Array.isArray(stop) ? stop.every(isText) : isText(stop))) {
-    throw invalid("stop", stop, "a text or a list of texts, none of them empty");
-  }
-  if (biases !== undefined && biases !== null && (typeof biases !== "object" || Array.isArray(biases))) {
-    throw invalid("logit_bias", biases, "an object of biases by token ids");
-  }
-  for (const [id, bias] of Object.entries(biases ?? {})) {
-    if (!/^(0|[1-9]\d{0,9})$/.test(id)) {
-      throw new TilewrightError("option", `logit_bias has the key ${JSON.stringify(id)}, expected a token's id`, { param: "logit_bias" });
-    }
-    if (!(typeof bias === "number" && Math.abs(bias) <= 100)) {
-      throw invalid(`logit_bias[${JSON.stringify(id)}]`, bias, "a number from -100 to 100");
-    }
-  }
-  if (streamOptions !== undefined && streamOptions !== null) {
-    if (typeof streamOptions !== "object") {
-      throw invalid("stream_options", streamOptions, "an object");
-    }
-    checkFlag("stream_options.include_usage", streamOptions.include_usage);
-    if ((streamOptions.include_obfuscation as unknown) === true) {
-      throw unsupported("stream_options.include_obfuscation", "stream_options.include_obfuscation is not supported");
-    }
-  }
-}
-
-/** What a request asks of each of its generations: they differ in their seeds alone. */
+/** Options of each choice's generation: they differ in the seed. */
 export function samplingOf(request: SamplingFields, options: RequestOptions, maxTokens: number): GenerateOptions[] {
-  const { stop, seed } = request;
+  const { stop, seed, n } = request;
+  if (seed !== undefined && seed !== null) {
+    whole(0, MOST + 1 - (n ?? 1))("seed", seed);
+  }
   const common: GenerateOptions = {
     signal: options.signal,
     maxTokens,
@@ -137,10 +131,9 @@ export function samplingOf(request: SamplingFields, options: RequestOptions, max
     frequencyPenalty: request.frequency_penalty ?? undefined,
     logitBias: request.logit_bias ?? undefined,
   };
-  return Array.from({ length: request.n ?? 1 }, (_, at) => ({ ...common, seed: seed === undefined || seed === null ? undefined : seed + at }));
+  return Array.from({ length: n ?? 1 }, (_, at) => ({ ...common, seed: seed === undefined || seed === null ? undefined : seed + at }));
 }
 
-/** The options of a call. */
 export function optionsOf(call: "createChatCompletion" | "completions.create" | "embeddings.create", options: RequestOptions): RequestOptions {
   const given = known(call, options);
   given.signal?.throwIfAborted();

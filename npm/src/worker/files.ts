@@ -1,68 +1,100 @@
-/** The files of what is to be loaded, and the copies that earlier loads have kept of them. */
+/** Files of a load, and the stored copies of earlier loads. */
 
-import { codeOf, messageOf, TilewrightError } from "../errors.js";
+import { codeOf, ensure, messageOf, TilewrightError } from "../errors.js";
 import { isNode } from "../platform.js";
 import type { CallName, LoadRequest } from "../protocol.js";
-import { damaged, isUseless, openFiles, readAll, type KeptCopy, type ModelFile, type OpenContext } from "../source.js";
+import {
+  damaged, isUseless, openFiles, readAll, type StoredCopy, type ModelFile, type OpenContext,
+} from "../source.js";
 import { openStore, type Store } from "../store.js";
 import { Sha256, type FileInfo } from "../tilewright.js";
 import type { CallContext, Caller } from "./port.js";
+import type { ProgressMeter } from "./progress.js";
 
-/** What is to be read, and whether copies are kept of it. */
+/** Files to read, and whether copies of them are stored. */
 export type FilesRequest = Pick<LoadRequest, "source" | "cache" | "ownFetch">;
 
-/** Who wants it, and until when. */
+/** Who asks for files. */
 export type Asked = Pick<CallContext<CallName>, "caller" | "signal">;
 
-/** Opens what is to be loaded, and notes which copies of earlier loads it is read from. */
-export async function open(
-  request: FilesRequest, extras: readonly string[], { caller, signal }: Asked, copies: KeptCopy[], onBytes: (file: ModelFile) => void,
-  manner: Pick<OpenContext, "mustKeep" | "peek"> = {},
+/** How files are opened. */
+export interface Opening extends Pick<OpenContext, "mustKeep" | "peek"> {
+  /** Names of optional files of a folder. */
+  extras?: readonly string[];
+  /** Receives the stored copies that are read. */
+  copies?: StoredCopy[];
+  meter?: ProgressMeter;
+}
+
+async function open(
+  request: FilesRequest, { caller, signal }: Asked, { extras = [], copies, meter, ...manner }: Opening,
 ): Promise<ModelFile[]> {
   return openFiles(request.source, {
-    signal, extras, onBytes, ...manner,
+    signal, extras, ...manner,
     ...(request.ownFetch === true ? { fetch: caller.fetch } : {}),
-    onCopy: (copy) => copies.push(copy),
-    onStored: (bytes) => caller.tell({ type: "stored", bytes }),
+    onBytes: (file) => meter?.report(file.phase, false),
+    onCopy: (copy) => copies?.push(copy),
+    onStored: (bytes) => caller.send({ type: "stored", bytes }),
     store: !request.cache || request.source.kind === "builtin" ? undefined
       : manner.mustKeep === true ? await openStore() : await openStoreIfAny(request, caller),
     newDigest: () => new Sha256(),
-    notify: (notice) => caller.tell({ type: "notice", notice }),
+    notify: (notice) => caller.send({ type: "notice", notice }),
   });
 }
 
-/** What takes the bytes of files as it wants them. */
-interface Taker {
+/** Opens files for `work`, and closes them after it. */
+export async function withFiles<R>(
+  request: FilesRequest, asked: Asked, opening: Opening, work: (files: ModelFile[]) => R | Promise<R>,
+): Promise<R> {
+  const files = await open(request, asked, opening);
+  const { meter, peek } = opening;
+  let useless = false;
+  try {
+    if (meter !== undefined) {
+      meter.files = files;
+      meter.report(files[0]?.phase ?? "file", true);
+    }
+    return await work(files);
+  } catch (error) {
+    useless = peek !== true && isUseless(error);
+    throw error;
+  } finally {
+    await Promise.all(files.map((file) => file.close(useless)));
+  }
+}
+
+/** A reader of files that chooses what to read next. */
+interface Reader {
   want(): { file: number; offset: number } | undefined;
   push(bytes: Uint8Array): void | Promise<void>;
   end(): void;
 }
 
-/** Gives it what it wants. Returns the file that was read last. */
-export async function feed(taker: Taker, files: readonly ModelFile[], signal: AbortSignal, onRead: (file: ModelFile) => void): Promise<ModelFile | undefined> {
+/** Passes a reader the bytes that it wants. Returns the file that was read last. */
+export async function feed(
+  reader: Reader, files: readonly ModelFile[], signal: AbortSignal, meter?: ProgressMeter,
+): Promise<ModelFile | undefined> {
   let current: ModelFile | undefined;
-  for (let wanted; (wanted = taker.want()) !== undefined;) {
+  for (let wanted; (wanted = reader.want()) !== undefined;) {
     signal.throwIfAborted();
     const file = files[wanted.file];
-    if (file === undefined) {
-      throw new TilewrightError("internal", `the engine wants file ${wanted.file} of ${files.length}`);
-    }
+    ensure(file !== undefined, "internal", `the engine wants file ${wanted.file} of ${files.length}`);
     if (file !== current) {
       current?.pause();
       current = file;
     }
     const chunk = await file.read(wanted.offset);
     if (chunk === undefined) {
-      taker.end();
+      reader.end();
     } else {
-      onRead(file);
-      await taker.push(chunk);
+      meter?.report(file.phase, false);
+      await reader.push(chunk);
     }
   }
   return current;
 }
 
-/** Reads what is left of files. */
+/** Reads the rest of all files. */
 export async function finish(files: readonly ModelFile[], signal: AbortSignal): Promise<void> {
   for (const file of files) {
     signal.throwIfAborted();
@@ -70,35 +102,31 @@ export async function finish(files: readonly ModelFile[], signal: AbortSignal): 
   }
 }
 
-/** Bytes of a file that are read at a time for a pass: WASM's memory holds a copy meanwhile. */
+/** Most bytes per read during a pass: WASM's memory holds a copy. */
 const READ_BYTES = 4 << 20;
 
-/** The files of a model, opened once more for weights that do not fit in memory. Nothing is downloaded, and kept copies stay while they are open. */
+/** A model's files, reopened to read weights that do not fit in memory. Open stored copies cannot be deleted. */
 export class FilesAgain {
   readonly #request: FilesRequest;
-  readonly #extras: readonly string[];
-  readonly #caller: Caller;
-  readonly #loaded: readonly ModelFile[];
   readonly #freed = new AbortController();
   #files: readonly ModelFile[] = [];
 
-  /** `loaded`: what the model is loaded from. */
-  constructor(request: FilesRequest, extras: readonly string[], caller: Caller, loaded: readonly ModelFile[]) {
+  constructor(
+    request: FilesRequest, private readonly extras: readonly string[], private readonly caller: Caller,
+    private readonly loaded: readonly ModelFile[],
+  ) {
     const { pins: _, ...source } = request.source;
     this.#request = { ...request, source };
-    this.#extras = extras;
-    this.#caller = caller;
-    this.#loaded = loaded;
   }
 
-  /** Opens them, once nobody writes to the kept copies any more. */
+  /** Opens the files, after the last write to the stored copies. */
   async open(): Promise<void> {
-    const asked = { caller: this.#caller, signal: this.#freed.signal };
-    this.#files = await open(this.#request, this.#extras, asked, [], () => {}, { peek: true });
+    const asked = { caller: this.caller, signal: this.#freed.signal };
+    this.#files = await open(this.#request, asked, { extras: this.extras, peek: true });
     const isSame = ({ name, size, url, isKept }: ModelFile, i: number): boolean =>
-      name === this.#loaded[i]?.name && size === this.#loaded[i]?.size && (url === undefined || isKept === true);
+      name === this.loaded[i]?.name && size === this.loaded[i]?.size && (url === undefined || isKept === true);
     const changed = this.#files.find((file, i) => !isSame(file, i));
-    if (changed !== undefined || this.#files.length !== this.#loaded.length) {
+    if (changed !== undefined || this.#files.length !== this.loaded.length) {
       this.close();
       throw new TilewrightError("storage", `${changed?.name ?? "a file"} has changed or is no longer stored; weights that do not fit in memory are read from it`);
     }
@@ -114,21 +142,18 @@ export class FilesAgain {
   }
 }
 
-/** A file as the engine gets to know it. Servers may compress JSON on the way, so its announced size is not to be trusted. */
+/** A file as the engine sees it. Servers may compress JSON, so its announced size cannot be trusted. */
 export function describe({ name, size }: ModelFile): FileInfo {
   return size === undefined || name.endsWith(".json") ? { name } : { name, size };
 }
 
-/**
- * Does something with files, noting the kept copies among them. If it fails because one of them is damaged, that one is deleted, and it is
- * done once more.
- */
-export async function withCopies<R>(asked: Asked, work: (copies: KeptCopy[]) => Promise<R>): Promise<R> {
-  const copies: KeptCopy[] = [];
+/** Calls `work` with a list for the copies that it reads. If a damaged copy fails it, deletes that and retries. */
+export async function withCopies<R>(asked: Asked, work: (copies: StoredCopy[]) => Promise<R>): Promise<R> {
+  const copies: StoredCopy[] = [];
   try {
     return await work(copies);
   } catch (error) {
-    // What is not supported was read well enough to know that.
+    // An unsupported file was readable.
     if (!isUseless(error) || codeOf(error) === "unsupported" || !await deleteDamaged(copies, asked, async () => asked.signal.throwIfAborted(), true)) {
       throw error;
     }
@@ -136,42 +161,32 @@ export async function withCopies<R>(asked: Asked, work: (copies: KeptCopy[]) => 
   }
 }
 
-/** Does something with the contents of small files. What is made of them could not be taken back, so copies are checked before. */
+/** Calls `work` with the contents of small files. Copies are checked first, because `work` cannot be undone. */
 export function withContents<R>(
   request: FilesRequest, asked: Asked, work: (files: { name: string; bytes: Uint8Array }[]) => R,
 ): Promise<R> {
-  return withCopies(asked, async (copies) => {
-    const files = await open(request, [], asked, copies, () => {});
-    let useless = false;
-    try {
-      const contents: { name: string; bytes: Uint8Array }[] = [];
-      for (const file of files) {
-        contents.push({ name: file.name, bytes: await readAll(file) });
-        await file.finish();
-      }
-      await checkCopies(copies, asked);
-      return work(contents);
-    } catch (error) {
-      useless = isUseless(error);
-      throw error;
-    } finally {
-      await Promise.all(files.map((file) => file.close(useless)));
+  return withCopies(asked, (copies) => withFiles(request, asked, { copies }, async (files) => {
+    const contents: { name: string; bytes: Uint8Array }[] = [];
+    for (const file of files) {
+      contents.push({ name: file.name, bytes: await readAll(file) });
+      await file.finish();
     }
-  });
+    await checkCopies(copies, asked);
+    return work(contents);
+  }));
 }
 
-/** Throws `storage` if a copy is not what was downloaded. */
-export async function checkCopies(copies: KeptCopy[], { signal }: Asked): Promise<void> {
+/** Throws `storage` if a copy differs from the download. */
+export async function checkCopies(copies: StoredCopy[], { signal }: Asked): Promise<void> {
   for (const copy of copies) {
-    if (await copy.check(async () => signal.throwIfAborted()) !== "good") {
-      throw new TilewrightError("storage", `the kept copy of ${copy.url} is damaged`);
-    }
+    ensure(await copy.check(async () => signal.throwIfAborted()) === "good",
+      "storage", `the kept copy of ${copy.url} is damaged`);
   }
 }
 
-/** Deletes the copies that are not what was downloaded. Returns whether there were any. */
+/** Deletes copies that differ from their downloads. Returns whether there were any. */
 export async function deleteDamaged(
-  copies: KeptCopy[], { caller, signal }: Asked, turn: () => Promise<void>, unreadable: boolean,
+  copies: StoredCopy[], { caller, signal }: Asked, turn: () => Promise<void>, unreadable: boolean,
 ): Promise<boolean> {
   let found = false;
   for (const copy of copies) {
@@ -179,13 +194,13 @@ export async function deleteDamaged(
     if (state === "damaged" || (state === "unreadable" && unreadable)) {
       found = true;
       await copy.delete(signal);
-      caller.tell({ type: "notice", notice: damaged(copy.url, state === "damaged" ? "its SHA-256 is another one" : "it cannot be read") });
+      caller.send({ type: "notice", notice: damaged(copy.url, state === "damaged" ? "its SHA-256 is another one" : "it cannot be read") });
     }
   }
   return found;
 }
 
-/** The storage for downloads, when there is something to download. */
+/** The storage for downloads, if there is anything to download. */
 async function openStoreIfAny({ source }: FilesRequest, caller: Caller): Promise<Store | undefined> {
   const remote = source.kind === "folder" || (source.kind === "files" && source.files.some((file) => file.kind === "url" && file.url.startsWith("http")));
   if (!remote || isNode) {

@@ -1,40 +1,38 @@
-/** What the headers of a model's files say, and whether it fits here. */
+/** Facts from the headers of a model's files, and whether it fits here. */
 
 import { codeOf, isTrap, messageOf } from "../errors.js";
 import { inspectGpu } from "../gpu.js";
+import { defined } from "../helpers.js";
 import type { InspectRequest } from "../protocol.js";
 import { CHAT_FILES, SENTENCE_FILES, TOKENIZER, type ModelFile } from "../source.js";
 import { openStore, storedAddress } from "../store.js";
 import { Header, type Device, type PlanOptions } from "../tilewright.js";
 import type { MemoryForecast, ModelReport } from "../types.js";
 import { start } from "../wasm.js";
-import { describe, feed, open, type Asked } from "./files.js";
+import { describe, feed, withFiles, type Asked } from "./files.js";
 import { limitOf } from "./load.js";
 import { openPlace } from "./place.js";
 
-/** Contexts whose memory is told unless others are asked for. */
+/** Default context lengths to plan memory for. */
 const CONTEXTS = [512, 2048, 4096, 8192];
-/** The context of a load that names none, as `model.rs` has it. */
+/** Default context length, as in `model.rs`. */
 const USUAL_CONTEXT = 4096;
 
 export async function inspect(request: InspectRequest, asked: Asked): Promise<ModelReport> {
   await start();
-  const files = await open(request, [...CHAT_FILES, ...SENTENCE_FILES], asked, [], () => {}, { peek: true });
-  try {
+  return withFiles(request, asked, { extras: [...CHAT_FILES, ...SENTENCE_FILES], peek: true }, (files) => {
     const read = files.filter(({ name }) => name !== TOKENIZER);
-    return await using(new Header(read.map(describe)), async (header) => {
+    return using(new Header(read.map(describe)), async (header) => {
       if (request.source.name !== undefined) {
         header.setFolder(request.source.name);
       }
-      await feed(header, read, asked.signal, () => {});
+      await feed(header, read, asked.signal);
       return report(header, request, files, asked);
     });
-  } finally {
-    await Promise.all(files.map((file) => file.close(false)));
-  }
+  });
 }
 
-/** Frees what is used, unless WASM trapped: it may be borrowed still, and the error of that would hide the trap. */
+/** Frees an object after its use, unless WASM trapped: it may still be borrowed, and that error would hide the trap. */
 async function using<T extends { free(): void }, R>(it: T, use: (it: T) => R | Promise<R>): Promise<R> {
   let trapped = false;
   try {
@@ -51,7 +49,7 @@ async function using<T extends { free(): void }, R>(it: T, use: (it: T) => R | P
 
 async function report(header: Header, request: InspectRequest, files: ModelFile[], asked: Asked): Promise<ModelReport> {
   const { name, architecture, licence, maxContextLength, chatTemplate, weights, problem, kind } = header.facts();
-  // A server that compresses a text says no size; what has come of it is all of it.
+  // Servers that compress a file do not announce its size, but all of it has arrived.
   const sized = files.map((file) => ({ name: file.name, size: file.size ?? (file.name === TOKENIZER ? undefined : file.arrived) }));
   const sizeBytes = sized.reduce<number | undefined>((sum, { size }) => sum === undefined || size === undefined ? undefined : sum + size, 0);
   const named = { name, architecture, licence: licence ?? request.source.licence ?? null, maxContextLength, problem };
@@ -59,8 +57,8 @@ async function report(header: Header, request: InspectRequest, files: ModelFile[
     kind,
     parameters: weights.reduce((sum, share) => sum + share.parameters, 0),
     weights,
-    files: sized.map(({ name, size }) => size === undefined ? { name } : { name, sizeBytes: size }),
-    ...(sizeBytes === undefined ? {} : { sizeBytes }),
+    files: sized.map(({ name, size }) => ({ name, ...defined({ sizeBytes: size }) })),
+    ...defined({ sizeBytes }),
     hasChatTemplate: chatTemplate,
     memory: {},
     fits: { storage: await storageFor(files, sizeBytes) },
@@ -91,7 +89,7 @@ async function report(header: Header, request: InspectRequest, files: ModelFile[
   return result;
 }
 
-/** Why no GPU would be taken, if so. */
+/** Why a load would not use a GPU, if so. */
 async function whyNoGpu({ device }: InspectRequest): Promise<string | undefined> {
   const found = await inspectGpu();
   if (found.adapter === undefined) {
@@ -101,16 +99,14 @@ async function whyNoGpu({ device }: InspectRequest): Promise<string | undefined>
   return isSoftware && device === "auto" ? `the only adapter is software (${name}), and the engine's own code for the CPU is faster` : undefined;
 }
 
-/** What a model takes on a device, and whether it can. */
+/** Memory of a model on a device, and whether it fits. */
 function forecast(
   header: Header, device: Device, { kind, maxContextLength = USUAL_CONTEXT, ...found }: ModelReport, request: InspectRequest, readsAgain: boolean,
   { caller }: Asked,
 ): { memory?: MemoryForecast; fits: true | string } {
   const { contextLength, kvType } = request.settings;
   const memoryLimit = limitOf(request, device, caller.target);
-  const options = (length: number | undefined): PlanOptions => ({
-    ...(length === undefined || kind !== "model" ? {} : { contextLength: length }), ...(kvType === undefined ? {} : { kvType }),
-  });
+  const options = (length: number | undefined): PlanOptions => defined({ contextLength: kind === "model" ? length : undefined, kvType });
   const plan = (length: number): MemoryForecast["contexts"][number] & { weightsBytes: number } =>
     ({ contextLength: length, ...header.plan(device, options(length)) });
   const asked = request.contextLengths ?? [...CONTEXTS, maxContextLength];
@@ -126,32 +122,32 @@ function forecast(
       contexts: contexts.map(({ weightsBytes: _, ...context }) => context),
     };
   } catch (error) {
-    // Such as a context that the device's buffers cannot hold; whether the one that is wanted fits is told all the same.
+    // Such as a context that exceeds the device's buffers; the requested one may still fit.
     if (isTrap(error)) {
       throw error;
     }
   }
-  const told = memory === undefined ? {} : { memory };
+  const planned = defined({ memory });
   try {
-    header.check(device, { ...options(contextLength), readsAgain, ...(memoryLimit === undefined ? {} : { memoryLimit }) });
+    header.check(device, { ...options(contextLength), readsAgain, ...defined({ memoryLimit }) });
   } catch (error) {
     if (isTrap(error) || codeOf(error) === "option") {
       throw error;
     }
-    return { ...told, fits: messageOf(error) };
+    return { ...planned, fits: messageOf(error) };
   }
   const weightsBytes = memory?.weightsBytes ?? found.sizeBytes ?? 0;
-  return { ...told, fits: device.isGpu() ? withinMachine(weightsBytes) : true };
+  return { ...planned, fits: device.isGpu() ? withinMachine(weightsBytes) : true };
 }
 
-/** Whether the machine has the memory for weights, where it says how much it has: browsers round it, and cut it at 8 GiB or more. */
+/** Whether weights fit the memory that the browser reports: rounded, and at most 8 GiB. */
 function withinMachine(bytes: number): true | string {
   const gigabytes = (globalThis.navigator as { deviceMemory?: number } | undefined)?.deviceMemory;
   return gigabytes === undefined || gigabytes >= 8 || bytes <= gigabytes * 2 ** 30
     || `the weights take ${bytes} bytes, and the browser says that this machine has about ${gigabytes} GiB of memory`;
 }
 
-/** Whether the browser has room for what is not kept yet. */
+/** Whether the browser has room for the bytes that are not stored. */
 async function storageFor(files: ModelFile[], sizeBytes: number | undefined): Promise<true | string> {
   try {
     const records = await (await openStore()).list();

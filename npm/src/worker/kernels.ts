@@ -1,19 +1,18 @@
-/** Devices that are open for kernels alone: tensors that stay on them, and what is measured of them. */
+/** Devices for kernels alone: their tensors and their benchmark. */
 
 import type { BenchKernel, BenchProbe, BenchProgress, BenchReport } from "../bench-types.js";
 import { isTrap } from "../errors.js";
 import { inspectGpu } from "../gpu.js";
 import type { Calls, KeptTensor, Operand } from "../protocol.js";
 import { Device, type DeviceTensor } from "../tilewright.js";
-import { Held } from "./held.js";
-import { Shelf } from "./shelf.js";
+import { Handle } from "./handles.js";
+import { Registry } from "./registry.js";
 
-/** A device with tensors. */
-export class HeldDevice extends Held {
-  readonly tensors = new Shelf<DeviceTensor>("tensor");
+export class DeviceHandle extends Handle {
+  readonly tensors = new Registry<DeviceTensor>("tensor");
 
   async keep({ data, shape }: Calls["keepTensor"]["args"]): Promise<KeptTensor> {
-    return remembered(this.tensors, await this.place.device.upload(data, Uint32Array.from(shape)));
+    return stored(this.tensors, await this.place.device.upload(data, Uint32Array.from(shape)));
   }
 
   protected override release(): void {
@@ -21,13 +20,13 @@ export class HeldDevice extends Held {
   }
 }
 
-function remembered(tensors: Shelf<DeviceTensor>, tensor: DeviceTensor): KeptTensor {
+function stored(tensors: Registry<DeviceTensor>, tensor: DeviceTensor): KeptTensor {
   return { kept: tensors.put(tensor), shape: [...tensor.shape()] };
 }
 
-/** Runs a kernel on tensors that are kept and numbers that came along, and keeps or reads its result. */
+/** Runs a kernel on tensors and numbers, and keeps or reads its result. */
 export async function compute<const Operands extends readonly Operand[]>(
-  { place: { device }, tensors }: HeldDevice,
+  { place: { device }, tensors }: DeviceHandle,
   operands: Operands,
   keep: boolean,
   kernel: (device: Device, ...tensors: { [I in keyof Operands]: DeviceTensor }) => DeviceTensor,
@@ -50,9 +49,9 @@ export async function compute<const Operands extends readonly Operand[]>(
       return await result.read();
     }
     result.compute();
-    // From here on it is the caller's.
+    // The caller owns it now.
     ours.pop();
-    return remembered(tensors, result);
+    return stored(tensors, result);
   } catch (error) {
     if (isTrap(error)) {
       ours = [];
@@ -63,13 +62,13 @@ export async function compute<const Operands extends readonly Operand[]>(
   }
 }
 
-/** Measures a device, and completes what the engine says of it to a report. */
+/** Measures a device, and completes the engine's results to a report. */
 export async function measure(
-  { place: { device } }: HeldDevice, { quick }: Calls["bench"]["args"], emit: (progress: BenchProgress) => void,
+  { place: { device } }: DeviceHandle, { quick }: Calls["bench"]["args"], emit: (progress: BenchProgress) => void,
 ): Promise<BenchReport> {
   const report = device.isGpu() ? await inspectGpu() : undefined;
   const adapter = report?.adapter === undefined ? undefined : report;
-  // What the usual tier leaves unused needs a device of its own. Without one there is a probe less.
+  // The f16 probe needs its own device, and is left out without one.
   const half = adapter?.adapter.hasF16 ? await Device.open("gpu", adapter.adapter, "f16").catch(() => undefined) : undefined;
   const probes: BenchProbe[] = [];
   const rows: BenchKernel[] = [];

@@ -1,6 +1,6 @@
-/** Devices that are open: several models can share one, and one that is lost is replaced for all of them. */
+/** Open devices. Several models can share one, and a lost one is replaced for all of them. */
 
-import { codeOf, isTrap, messageOf, TilewrightError, type ErrorCode } from "../errors.js";
+import { codeOf, ensure, type ErrorCode, isTrap, messageOf } from "../errors.js";
 import { inspectGpu, requestSubgroups } from "../gpu.js";
 import type { DeviceRequest } from "../protocol.js";
 import { Device, type Adapter } from "../tilewright.js";
@@ -8,33 +8,23 @@ import type { AvailableDevice, DeviceInfo } from "../types.js";
 import { start } from "../wasm.js";
 import type { Caller } from "./port.js";
 
-/** Codes of errors after which another device may still do. */
+/** Codes of errors after which another device may work. */
 export const GPU_FAILURES: ReadonlySet<ErrorCode> = new Set<ErrorCode>(["webgpu_unavailable", "device_lost", "out_of_memory", "gpu", "no_adapter"]);
 
-/** An open device. It is freed when nobody uses it any more. */
+/** An open device. Its last user frees it. */
 export class Place {
-  readonly device: Device;
-  /** How it was asked for. */
-  readonly request: DeviceRequest;
-  /** Why it was taken if it was not the first choice. The engine only knows that it was told to. */
-  readonly #reason: string | undefined;
   #users = 0;
   #isFree = false;
   #next: Promise<Place> | undefined;
 
-  constructor(device: Device, request: DeviceRequest, reason?: string) {
-    this.device = device;
-    this.request = request;
-    this.#reason = reason;
-  }
+  /** `reason`: why it was chosen, if it was not the first choice. */
+  constructor(readonly device: Device, readonly request: DeviceRequest, private readonly reason?: string) {}
 
-  /** Counts one user more. */
   use(): this {
     this.#users += 1;
     return this;
   }
 
-  /** Counts one less. */
   release(): void {
     this.#users -= 1;
     if (this.#users === 0) {
@@ -43,7 +33,7 @@ export class Place {
     }
   }
 
-  /** The place that was opened when this one was lost: the same one for all that were here, while one of them uses it. */
+  /** The successor of a lost device: the same for all users, while one of them uses it. */
   next(caller: Caller): Promise<Place> {
     const opened: Promise<Place | undefined> = this.#next ?? Promise.resolve(undefined);
     this.#next = opened.catch(() => undefined).then((place) => place === undefined || place.#isFree ? openPlace(this.request, caller) : place);
@@ -52,11 +42,11 @@ export class Place {
 
   info(): DeviceInfo {
     const info = this.device.info();
-    return { ...info, reason: this.#reason ?? info.reason };
+    return { ...info, reason: this.reason ?? info.reason };
   }
 }
 
-/** Opens a device. Under `auto` a GPU that is there and fails is a reason to take the CPU. */
+/** Opens a device. With `auto`, the CPU replaces a GPU that fails. */
 export async function openPlace(request: DeviceRequest, caller: Caller): Promise<Place> {
   const { choice, tier, subgroups } = request;
   await start();
@@ -65,13 +55,11 @@ export async function openPlace(request: DeviceRequest, caller: Caller): Promise
   }
   const report = await inspectGpu();
   if (report.adapter === undefined) {
-    if (choice === "gpu") {
-      throw new TilewrightError("webgpu_unavailable", `a GPU was demanded, and there is none: ${report.reason}`);
-    }
+    ensure(choice !== "gpu", "webgpu_unavailable", `a GPU was demanded, and there is none: ${report.reason}`);
     return openCpu(request, report.reason, caller);
   }
   requestSubgroups(subgroups);
-  // The engine must not ask for what the device will not have.
+  // The engine must not request a feature that the device will lack.
   const adapter: Adapter = { ...report.adapter, hasSubgroups: report.adapter.hasSubgroups && subgroups };
   let device: Device;
   try {
@@ -88,7 +76,7 @@ export async function openPlace(request: DeviceRequest, caller: Caller): Promise
   return new Place(device, request);
 }
 
-/** The CPU in the place of what was asked for, and why. */
+/** Opens the CPU as a fallback, for this reason. */
 export async function openCpu(request: DeviceRequest, reason: string, caller: Caller): Promise<Place> {
   await start();
   const device = await Device.open("cpu", undefined);
@@ -96,7 +84,6 @@ export async function openCpu(request: DeviceRequest, reason: string, caller: Ca
   return new Place(device, request, reason);
 }
 
-/** Devices that can be opened. */
 export async function listDevices(): Promise<AvailableDevice[]> {
   const { adapter } = await inspectGpu();
   const cpu: AvailableDevice = { choice: "cpu", name: "CPU", isSoftware: false, hasSubgroups: false, hasF16: false };

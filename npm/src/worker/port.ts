@@ -1,11 +1,11 @@
-/** The worker's end of the line: what it tells, and whom. */
+/** The worker's end of its connections. */
 
 import { FetchClient } from "../fetching.js";
 import { isNode } from "../platform.js";
 import type { CallName, Calls, FetchToWorker, FromWorker, ToTarget, ToWorker } from "../protocol.js";
 import type { NoticeCode } from "../types.js";
 
-/** The other end of the line: `self` in a browser, the parent port in Node. */
+/** `self` in a browser, the parent port in Node. */
 export interface Port {
   post(message: FromWorker, transfer: Transferable[]): void;
   listen(receive: (message: ToWorker) => void): void;
@@ -13,7 +13,6 @@ export interface Port {
 
 let port: Port | undefined;
 
-/** Speaks through this port from now on. */
 export function connect(given: Port): void {
   port = given;
 }
@@ -22,25 +21,23 @@ export function post(message: FromWorker, transfer: Transferable[] = []): void {
   port?.post(message, transfer);
 }
 
-/** Whoever asked for a target: hears what becomes of it, and sends requests for its files if it has a `fetch` of its own. */
+/** The owner of a target: receives reports, and may have its own `fetch` for files. */
 export class Caller {
-  readonly target: number;
   readonly #fetching: FetchClient;
 
-  constructor(target: number) {
-    this.target = target;
+  constructor(readonly target: number) {
     this.#fetching = new FetchClient((message) => post({ ...message, target }));
   }
 
-  tell(message: ToTarget): void {
+  send(message: ToTarget): void {
     post({ ...message, target: this.target });
   }
 
   notify(code: NoticeCode, message: string): void {
-    this.tell({ type: "notice", notice: { code, message } });
+    this.send({ type: "notice", notice: { code, message } });
   }
 
-  /** As `fetch`, by the caller's own. */
+  /** The caller's own `fetch`. */
   get fetch(): FetchClient["fetch"] {
     return this.#fetching.fetch;
   }
@@ -50,13 +47,11 @@ export class Caller {
   }
 }
 
-/** What a call may use while it runs. */
 export interface CallContext<K extends CallName> {
-  /** What the call is about. */
   target: number;
   caller: Caller;
   signal: AbortSignal;
-  /** Aborted when the caller wants what there is so far. */
+  /** Aborted when the caller wants the result so far. */
   ending: AbortSignal;
   emit(value: Calls[K]["event"]): void;
 }
@@ -64,14 +59,14 @@ export interface CallContext<K extends CallName> {
 export type Handler<K extends CallName> = (args: Calls[K]["args"], context: CallContext<K>) => Calls[K]["reply"] | Promise<Calls[K]["reply"]>;
 export type Handlers = { [K in CallName]: Handler<K> };
 
-/** Lets messages in, such as one that aborts; cheaper than a timer. */
+/** Lets messages in, such as an abort; cheaper than a timer. */
 const tasks = new MessageChannel();
 const waiting: (() => void)[] = [];
 tasks.port1.onmessage = () => waiting.shift()?.();
 export function nextTask(): Promise<void> {
   return new Promise((resolve) => {
     if (isNode) {
-      // There a channel hands out up to 1000 messages before another one has its turn.
+      // In Node a channel delivers up to 1000 messages before other tasks run.
       setImmediate(resolve);
       return;
     }

@@ -1,4 +1,4 @@
-/** How far a load has come. */
+/** Progress of a load. */
 
 import type { ModelFile } from "../source.js";
 import type { Progress } from "../types.js";
@@ -9,16 +9,13 @@ const REPORT_MS = 100;
 /** Milliseconds over which the rate is measured. */
 const RATE_MS = 3000;
 
-/** Measures how bytes arrive and reports it, not too often. */
+/** Reports the bytes that arrive, at limited intervals. */
 export class ProgressMeter {
-  readonly #caller: Caller;
   files: ModelFile[] = [];
   readonly #samples: { time: number; loaded: number }[] = [];
   #reported = -Infinity;
 
-  constructor(caller: Caller) {
-    this.#caller = caller;
-  }
+  constructor(private readonly caller: Caller) {}
 
   report(phase: Progress["phase"], force: boolean): void {
     const time = performance.now();
@@ -43,6 +40,6 @@ export class ProgressMeter {
         progress.secondsLeft = (total - loaded) / bytesPerSecond;
       }
     }
-    this.#caller.tell({ type: "progress", progress });
+    this.caller.send({ type: "progress", progress });
   }
 }

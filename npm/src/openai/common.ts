@@ -1,12 +1,12 @@
-/** What answers of chats and of plain texts have in common: why they end, their numbers, their tokens, and how they are streamed. */
+/** The common part of chat and text completions: finish reasons, usage, tokens and streams. */
 
 import type { Generation } from "../generation.js";
 import type { GenerateResult, Piece, StopReason, ToolCall } from "../types.js";
 
-/** Why an answer ended: by itself or at a stop text, because there was no room for more, or with calls of tools. */
+/** Why a completion ended: by itself or at a stop text, at a limit, or with tool calls. */
 export type FinishReason = "stop" | "length" | "tool_calls";
 
-/** Tokens of a request and all of its answers. */
+/** Tokens of a request and all of its choices. */
 export interface CompletionUsage {
   prompt_tokens: number;
   completion_tokens: number;
@@ -14,7 +14,7 @@ export interface CompletionUsage {
   prompt_tokens_details: { cached_tokens: number };
 }
 
-/** What identifies an answer. */
+/** The identity of a response. */
 export interface Head {
   id: string;
   /** Seconds since 1970. */
@@ -22,7 +22,6 @@ export interface Head {
   model: string;
 }
 
-/** A head with a new id. */
 export function headOf(kind: "chatcmpl" | "cmpl", model: string): Head {
   // Pages without https have no `randomUUID`.
   const random = Array.from(crypto.getRandomValues(new Uint32Array(3)), (word) => word.toString(36)).join("");
@@ -36,10 +35,10 @@ export function finishOf({ stopReason, toolCalls }: { stopReason: StopReason; to
   return toolCalls.length > 0 ? "tool_calls" : "stop";
 }
 
-/** The numbers of answers to some prompts, each of which has a list of results. */
+/** The usage of each prompt's results. */
 export function usageOf(prompts: readonly (readonly GenerateResult[])[]): CompletionUsage {
   const sum = (numbers: number[]): number => numbers.reduce((sum, number) => sum + number, 0);
-  // All answers to a prompt have it in common; what the later ones found of it was computed for the first.
+  // The choices of a prompt share it: the first one computes what the others find cached.
   const prompt = sum(prompts.map(([first]) => first?.promptTokens ?? 0));
   const generated = sum(prompts.flat().map(({ generatedTokens }) => generatedTokens));
   return {
@@ -50,40 +49,55 @@ export function usageOf(prompts: readonly (readonly GenerateResult[])[]): Comple
   };
 }
 
-/** Holds tokens back until their text is out, so that those of a stop text never come. */
-export class TokenQueue {
-  #waiting: Piece[] = [];
-
-  /** Adds a token. Returns those that are certain now. */
-  push(piece: Piece): Piece[] {
-    this.#waiting.push(piece);
-    return this.#waiting.splice(0, this.#waiting.length - (piece.held ?? 0));
-  }
-
-  /** Those that are left when the generation is over, without the one that ends the text. */
-  end(reason: StopReason): Piece[] {
-    const rest = this.#waiting.splice(0);
-    return reason === "stop_text" || reason === "cancelled" ? [] : reason === "eos" ? rest.slice(0, -1) : rest;
-  }
+/** The end of a generation: its result, and the last tokens that are certain. */
+interface End {
+  result: GenerateResult;
+  tokens: Piece[];
 }
 
-/** Pieces of a generation, which the signal ends as `stop` does. */
-export async function* piecesUntil(generation: Generation, ending: AbortSignal): AsyncGenerator<Piece, void, undefined> {
+/**
+ * Runs a generation, and yields what `emit` makes of each piece and of the tokens whose text is certain by then, so
+ * that the tokens of a stop text never appear. Without the token that ends the text. `ending` stops it.
+ */
+export async function* emitting<Chunk>(
+  generation: Generation, emit: (piece: Piece, tokens: Piece[]) => Iterable<Chunk>, ending?: AbortSignal,
+): AsyncGenerator<Chunk, End, undefined> {
   const stop = (): void => generation.stop();
-  ending.addEventListener("abort", stop, { once: true });
-  if (ending.aborted) {
+  ending?.addEventListener("abort", stop, { once: true });
+  if (ending?.aborted === true) {
     stop();
   }
+  const waiting: Piece[] = [];
   try {
-    yield* generation;
+    for await (const piece of generation) {
+      waiting.push(piece);
+      yield* emit(piece, waiting.splice(0, waiting.length - (piece.held ?? 0)));
+    }
+    const result = await generation.result;
+    const isCut = result.stopReason === "stop_text" || result.stopReason === "cancelled";
+    return { result, tokens: isCut ? [] : result.stopReason === "eos" ? waiting.slice(0, -1) : waiting };
   } finally {
-    ending.removeEventListener("abort", stop);
+    ending?.removeEventListener("abort", stop);
   }
 }
 
-/** An answer's chunks while it is generated. Leaving the loop ends the generation. */
+/** Runs a generation to its end: its text, its tokens and its result. */
+export async function collect(generation: Generation): Promise<End & { text: string }> {
+  let text = "";
+  const certain: Piece[] = [];
+  const running = emitting(generation, (piece, tokens): never[] => {
+    text += piece.text;
+    certain.push(...tokens);
+    return [];
+  });
+  // Nothing is emitted, so the first outcome is the end.
+  const { result, tokens } = (await running.next()).value as End;
+  return { text, result, tokens: [...certain, ...tokens] };
+}
+
+/** A streamed response. Leaving the loop ends the generation. */
 export class CompletionStream<Chunk> implements AsyncIterableIterator<Chunk, void, undefined> {
-  /** Its abort ends the generation, and the stream with what came until then. */
+  /** Its abort ends the generation and the stream. */
   readonly controller = new AbortController();
   readonly #chunks: AsyncGenerator<Chunk, void, undefined>;
   #first: IteratorResult<Chunk, void> | undefined;
@@ -92,7 +106,7 @@ export class CompletionStream<Chunk> implements AsyncIterableIterator<Chunk, voi
     this.#chunks = chunksOf(this.controller.signal);
   }
 
-  /** Resolves with the first chunk in hand, so that what is wrong with the request is known by then. */
+  /** Resolves with the first chunk, so that it rejects for a bad request. */
   static async begin<Chunk>(chunksOf: (ending: AbortSignal) => AsyncGenerator<Chunk, void, undefined>): Promise<CompletionStream<Chunk>> {
     const stream = new CompletionStream(chunksOf);
     stream.#first = await stream.#chunks.next();
@@ -107,7 +121,6 @@ export class CompletionStream<Chunk> implements AsyncIterableIterator<Chunk, voi
 
   async return(): Promise<IteratorResult<Chunk, void>> {
     this.#first = undefined;
-    // What is being waited for comes to its end, too.
     this.controller.abort();
     return this.#chunks.return();
   }

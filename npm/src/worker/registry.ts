@@ -1,16 +1,12 @@
-/** Objects of the engine that outlive a call. */
+/** Objects of the WASM module that outlive a call, by number. */
 
-import { TilewrightError } from "../errors.js";
+import { ensure } from "../errors.js";
 
-/** Objects of the engine that outlive a call, by their numbers. */
-export class Shelf<T extends { free(): void }> {
+export class Registry<T extends { free(): void }> {
   readonly #objects = new Map<number, T>();
-  readonly #what: string;
   #last = 0;
 
-  constructor(what: string) {
-    this.#what = what;
-  }
+  constructor(private readonly what: string) {}
 
   put(object: T): number {
     this.#last += 1;
@@ -28,9 +24,7 @@ export class Shelf<T extends { free(): void }> {
 
   get(id: number): T {
     const object = this.find(id);
-    if (object === undefined) {
-      throw new TilewrightError("internal", `there is no ${this.#what} ${id}`);
-    }
+    ensure(object !== undefined, "internal", `there is no ${this.what} ${id}`);
     return object;
   }
 

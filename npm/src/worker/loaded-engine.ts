@@ -1,51 +1,47 @@
-/** Many texts of a model at once, in the worker. */
+/** Engines in the worker: continuous batching of a model's sequences. */
 
 import { TilewrightError } from "../errors.js";
-import type { EngineSettings } from "../protocol.js";
-import type { Answer } from "../text.js";
+import { cancelling } from "../helpers.js";
+import type { OutputParser } from "../output-parser.js";
 import { Engine, type EngineOutcome, type GenerationOptions, type Model } from "../tilewright.js";
-import type { EngineStats } from "../types.js";
+import type { EngineOptions, EngineStats } from "../types.js";
 import { nextTask, type CallContext } from "./port.js";
 
-/** Loads the model again after its device was lost, and says what to go on with. */
+/** Loads the model again after its device was lost. */
 type Reload = (lost: unknown, signal: AbortSignal) => Promise<Model>;
 
-/** An engine, and who computes for it. */
-export class TextEngine {
+/** An engine, and the loop that runs it. */
+export class LoadedEngine {
   readonly #make: () => Engine;
-  readonly #reload: Reload;
   #engine: Engine | undefined;
   readonly #freed = new AbortController();
 
-  constructor(model: () => Model, settings: EngineSettings, reload: Reload) {
+  constructor(model: () => Model, settings: EngineOptions, private readonly reload: Reload) {
     this.#make = () => new Engine(model(), settings);
-    this.#reload = reload;
     this.#running();
   }
 
-  /** The text that comes after `ids`. */
+  /** Runs a request to its end. */
   async generate(
-    ids: Uint32Array, options: GenerationOptions, answer: Answer | undefined, { signal, ending }: CallContext<"generateWith">,
+    ids: Uint32Array, options: GenerationOptions, parser: OutputParser | undefined, { signal, ending }: CallContext<"generateWith">,
     onBegin: (cachedTokens: number) => void, onPiece: (id: number, text: string, isLast: boolean, logprobs?: string) => void,
   ): Promise<EngineOutcome> {
     this.#freed.signal.throwIfAborted();
-    const text = this.#running().submit(ids, options, answer?.guide);
+    const sequence = this.#running().submit(ids, options, parser?.guide);
     const anyEnd = AbortSignal.any([signal, ending, this.#freed.signal]);
-    const cancel = (): void => text.cancel();
-    anyEnd.addEventListener("abort", cancel, { once: true });
+    const cancel = (): void => sequence.cancel();
     if (anyEnd.aborted) {
       cancel();
     }
     try {
-      const outcome = await text.pieces(onBegin, (...piece) => {
+      const outcome = await cancelling(anyEnd, cancel, () => sequence.pieces(onBegin, (...piece) => {
         onPiece(...piece);
         return !anyEnd.aborted;
-      });
+      }));
       this.#freed.signal.throwIfAborted();
       return outcome;
     } finally {
-      anyEnd.removeEventListener("abort", cancel);
-      text.free();
+      sequence.free();
     }
   }
 
@@ -54,13 +50,13 @@ export class TextEngine {
     return { ...stats, busySeconds: busyMicros / 1e6 };
   }
 
-  /** Bytes that it takes beside the model's weights. */
+  /** Bytes that it uses beside the model's weights. */
   bytes(): number {
     const { totalBytes = 0, weightsBytes = 0 } = this.#engine?.memory() ?? {};
     return totalBytes - weightsBytes;
   }
 
-  /** Leaves the model. Texts that it has are finished, and what is asked of it later is of the model that is there then. */
+  /** Leaves the model. Running requests are finished; later ones use the model of that time. */
   leave(): void {
     this.#engine?.free();
     this.#engine = undefined;
@@ -84,7 +80,7 @@ export class TextEngine {
     const freed = this.#freed.signal;
     for (let lost; (lost = await engine.run(nextTask)) !== undefined && engine === this.#engine;) {
       try {
-        const model = await this.#reload(lost, freed);
+        const model = await this.reload(lost, freed);
         freed.throwIfAborted();
         engine.resume(model);
       } catch {

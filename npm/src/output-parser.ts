@@ -1,8 +1,9 @@
-/** Constraints and answers in the worker: the second WASM module, started when one is first asked for, and what it does for a generation. */
+/** Constraints and output parsing in the worker: the second WASM module, started on first use. */
 
-import { isTrap, messageOf, TilewrightError } from "./errors.js";
+import { ensure, isTrap, messageOf, TilewrightError } from "./errors.js";
+import { orAborted } from "./helpers.js";
 import { wasmAt } from "./platform.js";
-import type { AnswerRequest, Prompt } from "./protocol.js";
+import type { OutputRequest, Prompt } from "./protocol.js";
 import type { Model, TokenGuide } from "./tilewright.js";
 import init, { __wbg_reset_state as reset, Vocabulary, type AnswerReader, type Guide } from "./tilewright_text.js";
 import type { GenerateResult, Piece, ToolCall } from "./types.js";
@@ -10,10 +11,9 @@ import type { GenerateResult, Piece, ToolCall } from "./types.js";
 let started: Promise<void> | undefined;
 let isThere = false;
 let url: string | undefined;
-/** Those of models, by what says which model it is now. */
 const vocabularies = new Map<() => Model, { of: Model; words: Vocabulary }>();
 
-/** Says where the module is, if not beside the worker. */
+/** Sets the module's address, if it is not beside the worker. */
 export function findAt(given: string | undefined): void {
   url = given;
 }
@@ -25,41 +25,27 @@ function start(): Promise<void> {
     isThere = true;
   })();
   started.catch(() => {
-    // The next one who needs it tries again.
+    // The next use tries again.
     started = undefined;
   });
   return started;
 }
 
-/** Waits for something, unless the call is aborted. */
-async function orAbort(wait: Promise<void>, signal: AbortSignal): Promise<void> {
-  let stop = (): void => undefined;
-  try {
-    await Promise.race([wait, new Promise<void>((resolve) => {
-      stop = resolve;
-      signal.addEventListener("abort", stop, { once: true });
-    })]);
-  } finally {
-    signal.removeEventListener("abort", stop);
-  }
-  signal.throwIfAborted();
-}
-
-/** Frees what the module knows of a model. */
+/** Frees a model's vocabulary. */
 export function forget(model: () => Model): void {
   vocabularies.get(model)?.words.free();
   vocabularies.delete(model);
 }
 
-/** What a generation asks of this module, or nothing if it asks for nothing. `endIds` may end the text. */
-export async function answerOf(
-  model: () => Model, { constraint, tools, toolChoice, parallel = true, reads, mayThink }: AnswerRequest, prompt: Prompt, ids: Uint32Array, endIds: Uint32Array, signal: AbortSignal,
-): Promise<Answer | undefined> {
+/** A generation's constraint and parser, or `undefined` without any. `endIds` may end the text. */
+export async function outputParserOf(
+  model: () => Model, { constraint, tools, toolChoice, parallel = true, reads, mayThink }: OutputRequest, prompt: Prompt, ids: Uint32Array, endIds: Uint32Array, signal: AbortSignal,
+): Promise<OutputParser | undefined> {
   if (constraint === undefined && !reads) {
     return undefined;
   }
   try {
-    await orAbort(start(), signal);
+    await orAborted(start(), signal);
   } catch (error) {
     signal.throwIfAborted();
     throw new TilewrightError("network", `the module for constraints and answers could not be started: ${messageOf(error)}`, { cause: error });
@@ -67,10 +53,10 @@ export async function answerOf(
   return guarded(() => {
     const words = wordsOf(model);
     if (!reads || prompt.kind !== "chat") {
-      return new Answer(words.guide(constraint ?? "", endIds), undefined);
+      return new OutputParser(words.guide(constraint ?? "", endIds), undefined);
     }
-    const { messages, told } = prompt;
-    const begun = told.continueFinalMessage === true ? messages.at(-1)?.content : undefined;
+    const { messages, templateOptions } = prompt;
+    const begun = templateOptions.continueFinalMessage === true ? messages.at(-1)?.content : undefined;
     const given = typeof begun === "string" ? begun : undefined;
     const reader = words.answerReader(model().templates(), tools, ids, given, messages.length * 100);
     try {
@@ -78,7 +64,7 @@ export async function answerOf(
         : tools === undefined || toolChoice === undefined ? undefined
         : typeof toolChoice === "string" ? words.toolGuide(reader, toolChoice, undefined, parallel, mayThink, endIds)
         : words.toolGuide(reader, "auto", toolChoice.name, parallel, mayThink, endIds);
-      return new Answer(guide, reader);
+      return new OutputParser(guide, reader);
     } catch (error) {
       if (!isTrap(error)) {
         reader.free();
@@ -88,7 +74,7 @@ export async function answerOf(
   });
 }
 
-/** The vocabulary of a model. Guides outlive a model whose device is lost, and then ask the one that was loaded again. */
+/** The vocabulary of a model. Guides outlive a lost model, and then use the one that was loaded again. */
 function wordsOf(model: () => Model): Vocabulary {
   const of = model();
   const known = vocabularies.get(model);
@@ -102,10 +88,10 @@ function wordsOf(model: () => Model): Vocabulary {
   return words;
 }
 
-/** Counts how often the module was made anew. */
+/** Number of resets of the module. */
 let life = 0;
 
-/** Does something with the module. Where that stops it, such as for want of stack, there is a new one afterwards, and the error is the caller's. */
+/** Uses the module. If that stops it, such as by a stack overflow, the module is reset, and the error thrown. */
 function guarded<T>(work: () => T): T {
   try {
     return work();
@@ -120,22 +106,20 @@ function guarded<T>(work: () => T): T {
   }
 }
 
-/** One generation's constraint, and the reader of what it generates. */
-export class Answer implements TokenGuide {
+/** A generation's constraint, and the parser of its output. */
+export class OutputParser implements TokenGuide {
   readonly #guide: Guide | undefined;
-  readonly #reader: AnswerReader | undefined;
   readonly #life = life;
   readonly #toolCalls: ToolCall[] = [];
   #thinking = "";
-  /** What the engine is not told of an error. */
+  /** The original error, which the engine does not pass on. */
   failure: unknown;
 
-  constructor(guide: Guide | undefined, reader: AnswerReader | undefined) {
+  constructor(guide: Guide | undefined, private readonly reader: AnswerReader | undefined) {
     this.#guide = guide;
-    this.#reader = reader;
   }
 
-  /** What says which tokens may come, if anything does. */
+  /** The constraint, if there is one. */
   get guide(): TokenGuide | undefined {
     return this.#guide === undefined ? undefined : this;
   }
@@ -148,9 +132,9 @@ export class Answer implements TokenGuide {
     return this.#keepingFailure(() => this.#guide?.accept(id));
   }
 
-  /** What a token and its text are. */
+  /** Parses a token's text. */
   piece(id: number, text: string, isLast: boolean): Piece {
-    const reader = this.#reader;
+    const reader = this.reader;
     if (reader === undefined) {
       return { id, text };
     }
@@ -171,7 +155,6 @@ export class Answer implements TokenGuide {
     };
   }
 
-  /** What the answer came to. */
   get result(): Pick<GenerateResult, "thinking" | "toolCalls"> {
     return { thinking: this.#thinking, toolCalls: this.#toolCalls };
   }
@@ -179,15 +162,14 @@ export class Answer implements TokenGuide {
   free(): void {
     if (this.#life === life) {
       this.#guide?.free();
-      this.#reader?.free();
+      this.reader?.free();
     }
   }
 
-  /** Another text may have stopped the module that this one's guide and reader were of. */
+  /** Throws if another generation has stopped the module. */
   #check(): void {
-    if (this.#life !== life) {
-      throw new TilewrightError("constraint", "constraint: the module that reads it was stopped by another text, and this text cannot go on without it");
-    }
+    ensure(this.#life === life,
+      "constraint", "constraint: the module that reads it was stopped by another text, and this text cannot go on without it");
   }
 
   #keepingFailure<T>(work: () => T): T {
@@ -201,7 +183,7 @@ export class Answer implements TokenGuide {
   }
 }
 
-/** Bytes of the module's memory: none if nothing has needed it. */
+/** Memory of the module in bytes; 0 before its first use. */
 export async function memoryBytes(): Promise<number> {
   return isThere ? (await init()).memory.buffer.byteLength : 0;
 }

@@ -1,0 +1,45 @@
+/** Small functions that several modules need. */
+
+/** Without the properties that are `undefined`. */
+export function defined<T extends object>(options: T): { [K in keyof T]?: Exclude<T[K], undefined> } {
+  return Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined)) as T;
+}
+
+/** Settles as `work` does, or rejects when the signal aborts. */
+export function orAborted<T>(work: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const abort = (): void => reject(signal?.reason);
+    signal?.addEventListener("abort", abort, { once: true });
+    if (signal?.aborted === true) {
+      abort();
+    }
+    work.then(resolve, reject).finally(() => signal?.removeEventListener("abort", abort));
+  });
+}
+
+/** Does `work`, and calls `cancel` if the signal aborts meanwhile. */
+export async function cancelling<T>(
+  signal: AbortSignal | undefined, cancel: () => void, work: () => Promise<T>,
+): Promise<T> {
+  signal?.addEventListener("abort", cancel, { once: true });
+  try {
+    return await work();
+  } finally {
+    signal?.removeEventListener("abort", cancel);
+  }
+}
+
+/** SHA-256 of a text, in hexadecimal digits. */
+export async function sha256Of(text: string): Promise<string> {
+  const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(text));
+  return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** A decoded part of an address; one with invalid escapes as it is. */
+export function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
