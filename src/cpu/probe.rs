@@ -123,6 +123,7 @@ impl Fma<'_> {
     }
 }
 
+#[cfg(not(target_arch = "wasm32"))]
 pub(crate) fn probe_matrix(mut call: Call<'_>) {
     let params: ProbeMatrixParams = call.params();
     let [x, y] = call.operands();
