@@ -3,7 +3,6 @@
 //! to a file; in a browser, by the page if it requests the measurements.
 
 // The kernels-only build saves nothing.
-#[cfg_attr(all(target_arch = "wasm32", not(feature = "web")), expect(dead_code))]
 mod file;
 mod measure;
 pub(crate) mod operands;

@@ -26,7 +26,6 @@ pub(super) struct DiskTables {
     tables: Vec<(&'static str, TableRows)>,
     files: WeightFiles,
     /// Tensors that no device holds.
-    #[cfg_attr(target_arch = "wasm32", expect(dead_code))]
     feed: Feed,
     size_bytes: u64,
     fitting_context: Option<u32>,

@@ -16,7 +16,6 @@ use crate::model::Ending;
 #[derive(Clone, Debug, Default)]
 pub(super) struct MtpHead {
     /// Whether the head follows the model's passes.
-    #[cfg_attr(target_arch = "wasm32", expect(dead_code))]
     follows: bool,
     /// Positions whose hidden rows the model's last pass left.
     left: Range<usize>,

@@ -86,7 +86,6 @@ impl ChatSource {
     ///
     /// # Errors
     /// Errors of [`GgufHeader::set`].
-    #[cfg_attr(target_arch = "wasm32", expect(dead_code))]
     pub(super) fn write(&self, header: &mut GgufHeader) -> Result<(), Error> {
         let mut names = Vec::new();
         for (name, template) in &self.templates {
