@@ -1,8 +1,9 @@
 /** Sessions in the browser's storage: the KV cache of a sequence, by digest of the model and the tokens. */
 
 import { codeOf, ensure } from "./errors.js";
-import { sha256Of } from "./helpers.js";
+import { hexOf, sha256Of } from "./helpers.js";
 import { attempt, openFolder, storeIfAny, type Store, type StoredFile, type StoredRecord } from "./store.js";
+import type { Saving, Sha256 } from "./tilewright.js";
 import type { KeptSession } from "./types.js";
 
 const FOLDER = "tilewright-sessions";
@@ -17,23 +18,6 @@ type SessionRecord = StoredRecord & { tokens: number[] };
 const CHUNK_BYTES = 1 << 20;
 /** Channel on which tabs and workers report that the stored sessions changed. */
 const CHANNEL = "tilewright-sessions";
-
-/** A session's file, piece by piece. */
-export interface SessionContent {
-  size(): number;
-  /** The next bytes, or `undefined` at the end. */
-  next(): Promise<Uint8Array | undefined>;
-  free(): void;
-}
-
-/** An incremental SHA-256. */
-interface Digest {
-  update(bytes: Uint8Array): void;
-  hex(): string;
-  free(): void;
-}
-
-export type NewDigest = () => Digest;
 
 /** A stored session that a prompt can continue. */
 export interface FoundSession {
@@ -112,7 +96,7 @@ export class Sessions {
    * @throws {@link TilewrightError}: `quota` if it does not fit by itself, `storage` if the storage fails or another
    * tab is writing it.
    */
-  async save(model: string, tokens: Uint32Array, begin: () => SessionContent, maxBytes: number, newDigest: NewDigest): Promise<KeptSession> {
+  async save(model: string, tokens: Uint32Array, begin: () => Saving, maxBytes: number, newDigest: () => Sha256): Promise<KeptSession> {
     let content = begin();
     try {
       const size = content.size();
@@ -166,7 +150,7 @@ export class Sessions {
    * Damaged ones are deleted, and `onDamaged` is called.
    */
   async find(
-    model: string, ids: Uint32Array, nKnown: number, { mostTokens, mostBack }: SessionLimits, newDigest: NewDigest, onDamaged: () => void,
+    model: string, ids: Uint32Array, nKnown: number, { mostTokens, mostBack }: SessionLimits, newDigest: () => Sha256, onDamaged: () => void,
   ): Promise<FoundSession | undefined> {
     if (ids.length - nKnown <= FEW) {
       return undefined;
@@ -186,7 +170,7 @@ export class Sessions {
   }
 
   /** Opens one to read it, unless another tab is writing it or has deleted it, or it is damaged. */
-  async #open(record: SessionRecord, newDigest: NewDigest, onDamaged: () => void): Promise<FoundSession | undefined> {
+  async #open(record: SessionRecord, newDigest: () => Sha256, onDamaged: () => void): Promise<FoundSession | undefined> {
     const file = await this.store.claimIfFree(record.url);
     if (file === undefined) {
       return undefined;
@@ -199,13 +183,13 @@ export class Sessions {
         return undefined;
       }
       const bytes = await file.bytes(whole).catch(() => undefined);
-      if (bytes !== undefined && await digestOfBlob(bytes, newDigest()) === whole.sha256) {
+      if (bytes !== undefined && await hexOf(bytes, newDigest()) === whole.sha256) {
         record.date = Date.now();
         // If this fails, it is only deleted sooner.
         await file.renew(record.date).catch(() => {});
         found = {
           size: bytes.size,
-          read: (offset) => readBlob(bytes, offset),
+          read: async (offset) => new Uint8Array(await bytes.slice(offset, offset + CHUNK_BYTES).arrayBuffer()),
           close: file.release,
           drop: async () => {
             file.release();
@@ -257,7 +241,7 @@ export class Sessions {
 }
 
 /** Writes a session, and returns its SHA-256. */
-async function write(file: StoredFile, record: SessionRecord, content: SessionContent, digest: Digest): Promise<string> {
+async function write(file: StoredFile, record: SessionRecord, content: Saving, digest: Sha256): Promise<string> {
   try {
     // The rest of an interrupted call is overwritten.
     const writer = await file.write(record);
@@ -328,21 +312,4 @@ function isOf({ url }: StoredRecord, model: string): boolean {
 function partsOf(url: string): { model: string; id: string } {
   const [model = "", id = ""] = url.slice(SCHEME.length).split("/");
   return { model, id };
-}
-
-async function readBlob(blob: Blob, offset: number): Promise<Uint8Array> {
-  return new Uint8Array(await blob.slice(offset, offset + CHUNK_BYTES).arrayBuffer());
-}
-
-async function digestOfBlob(blob: Blob, digest: Digest): Promise<string | undefined> {
-  try {
-    for (let offset = 0; offset < blob.size; offset += CHUNK_BYTES) {
-      digest.update(await readBlob(blob, offset));
-    }
-    return digest.hex();
-  } catch {
-    return undefined;
-  } finally {
-    digest.free();
-  }
 }
