@@ -159,27 +159,21 @@ export class Store {
   }
 
   /** Claims a download: shared to read a complete one, exclusive to write; `undefined` if another tab holds it. */
-  async claim(url: string, mode: "shared" | "exclusive", signal?: AbortSignal): Promise<StoredFile | undefined> {
-    const key = await sha256Of(storedAddress(url));
-    return this.#open(url, key, await lock(key, mode, { signal }));
+  async claim(url: string, mode: "shared" | "exclusive", signal?: AbortSignal, wait = true): Promise<StoredFile | undefined> {
+    const address = storedAddress(url);
+    const key = await sha256Of(address);
+    const release = await lock(key, mode, { signal, wait });
+    try {
+      return release && await StoredFile.open(this.backend, key, address, release);
+    } catch (error) {
+      release?.();
+      throw error;
+    }
   }
 
   /** The same to read, without waiting. */
-  async claimIfFree(url: string): Promise<StoredFile | undefined> {
-    const key = await sha256Of(storedAddress(url));
-    return this.#open(url, key, await lock(key, "shared", { wait: false }));
-  }
-
-  async #open(url: string, key: string, release: (() => void) | undefined): Promise<StoredFile | undefined> {
-    if (release === undefined) {
-      return undefined;
-    }
-    try {
-      return await StoredFile.open(this.backend, key, storedAddress(url), release);
-    } catch (error) {
-      release();
-      throw error;
-    }
+  claimIfFree(url: string): Promise<StoredFile | undefined> {
+    return this.claim(url, "shared", undefined, false);
   }
 
   /** Deletes interrupted downloads and bytes without a record, unless a tab is writing them. */
