@@ -38,10 +38,15 @@ export async function sha256Of(text: string): Promise<string> {
 /** Bytes of a blob that are digested at a time: about a millisecond of work. */
 const DIGEST_BYTES = 256 << 10;
 
+/** An incremental SHA-256. */
+export interface Digest {
+  update(bytes: Uint8Array): void;
+  hex(): string;
+  free(): void;
+}
+
 /** Digests a blob; `undefined` if it cannot be read. `turn` is awaited before each piece. */
-export async function hexOf(
-  blob: Blob, digest: { update(bytes: Uint8Array): void; hex(): string; free(): void }, turn = async (): Promise<void> => {},
-): Promise<string | undefined> {
+export async function hexOf(blob: Blob, digest: Digest, turn = async (): Promise<void> => {}): Promise<string | undefined> {
   try {
     for (let offset = 0; offset < blob.size; offset += DIGEST_BYTES) {
       await turn();

@@ -1,9 +1,8 @@
 /** Sessions in the browser's storage: the KV cache of a sequence, by digest of the model and the tokens. */
 
 import { codeOf, ensure } from "./errors.js";
-import { hexOf, sha256Of } from "./helpers.js";
+import { hexOf, sha256Of, type Digest } from "./helpers.js";
 import { attempt, openFolder, storeIfAny, type Store, type StoredFile, type StoredRecord } from "./store.js";
-import type { Saving, Sha256 } from "./tilewright.js";
 import type { KeptSession } from "./types.js";
 
 const FOLDER = "tilewright-sessions";
@@ -18,6 +17,14 @@ type SessionRecord = StoredRecord & { tokens: number[] };
 const CHUNK_BYTES = 1 << 20;
 /** Channel on which tabs and workers report that the stored sessions changed. */
 const CHANNEL = "tilewright-sessions";
+
+/** A session's file, piece by piece. */
+export interface SessionContent {
+  size(): number;
+  /** The next bytes, or `undefined` at the end. */
+  next(): Promise<Uint8Array | undefined>;
+  free(): void;
+}
 
 /** A stored session that a prompt can continue. */
 export interface FoundSession {
@@ -96,7 +103,7 @@ export class Sessions {
    * @throws {@link TilewrightError}: `quota` if it does not fit by itself, `storage` if the storage fails or another
    * tab is writing it.
    */
-  async save(model: string, tokens: Uint32Array, begin: () => Saving, maxBytes: number, newDigest: () => Sha256): Promise<KeptSession> {
+  async save(model: string, tokens: Uint32Array, begin: () => SessionContent, maxBytes: number, newDigest: () => Digest): Promise<KeptSession> {
     let content = begin();
     try {
       const size = content.size();
@@ -150,7 +157,7 @@ export class Sessions {
    * Damaged ones are deleted, and `onDamaged` is called.
    */
   async find(
-    model: string, ids: Uint32Array, nKnown: number, { mostTokens, mostBack }: SessionLimits, newDigest: () => Sha256, onDamaged: () => void,
+    model: string, ids: Uint32Array, nKnown: number, { mostTokens, mostBack }: SessionLimits, newDigest: () => Digest, onDamaged: () => void,
   ): Promise<FoundSession | undefined> {
     if (ids.length - nKnown <= FEW) {
       return undefined;
@@ -170,7 +177,7 @@ export class Sessions {
   }
 
   /** Opens one to read it, unless another tab is writing it or has deleted it, or it is damaged. */
-  async #open(record: SessionRecord, newDigest: () => Sha256, onDamaged: () => void): Promise<FoundSession | undefined> {
+  async #open(record: SessionRecord, newDigest: () => Digest, onDamaged: () => void): Promise<FoundSession | undefined> {
     const file = await this.store.claimIfFree(record.url);
     if (file === undefined) {
       return undefined;
@@ -241,7 +248,7 @@ export class Sessions {
 }
 
 /** Writes a session, and returns its SHA-256. */
-async function write(file: StoredFile, record: SessionRecord, content: Saving, digest: Sha256): Promise<string> {
+async function write(file: StoredFile, record: SessionRecord, content: SessionContent, digest: Digest): Promise<string> {
   try {
     // The rest of an interrupted call is overwritten.
     const writer = await file.write(record);
